@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from fedsim.app.commands.algorithms import LISTED_GROUPS, Algorithm, algorithms
+from fedsim.app.commands.algorithms import LISTED_GROUPS, AlgorithmChoice, algorithms
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "algorithms.md"
@@ -59,7 +59,7 @@ def page() -> str:
             "|---|---|---|",
         ]
         mine = [one for one in algorithms() if one.group == group]
-        lines += [f"| [`{one.name}`](#{anchor(one)}) | {one.paper or '–'} | {one.memory_text} |" for one in mine]
+        lines += [f"| [`{one.name}`](#{anchor(one)}) | {one.paper or '–'} | {one.kept_tensors_text} |" for one in mine]
         for one in mine:
             lines += ["", f"### {one.group}={one.name}", "", *definition(one), ""]
             lines += [f"Sends: {one.traffic_text}. Assumes: {one.assumptions_text}.", ""]
@@ -67,18 +67,18 @@ def page() -> str:
     return "\n".join(lines) + "\n"
 
 
-def anchor(one: Algorithm) -> str:
+def anchor(one: AlgorithmChoice) -> str:
     """Of its heading, as the site and code hosts make it."""
     return f"{one.group}{one.name}"
 
 
-def definition(one: Algorithm) -> list[str]:
+def definition(one: AlgorithmChoice) -> list[str]:
     """What its class's docstring says before its arguments: formulas, what is remembered, special cases."""
     said = SECTION.split(inspect.getdoc(one.kind) or "")[0].strip()
     return MARKDOWN.sub(r"\\\g<0>", said).splitlines() or [one.summary]
 
 
-def shown(one: Algorithm) -> Iterator[str]:
+def shown(one: AlgorithmChoice) -> Iterator[str]:
     """Tests that mention its class, those of few other algorithms first."""
     name, others = one.kind.__name__, {each.kind.__name__ for each in algorithms()}
     found = [(len(words & others), test, file) for test, file, words in tests() if name in words]

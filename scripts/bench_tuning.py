@@ -103,7 +103,7 @@ def compare(problem: tuple[str, str, list[str], str | None, str], rounds: int, s
 def timed(workload: str, rounds: int, seeds: int) -> dict[str, Any]:
     """The time of 64 trials beside that of one run."""
     overrides = [*COMMON, *(LOGISTIC if workload == "logistic" else MEANS), "local_steps=5", f"rounds={rounds}"]
-    every = f"eval_every={SuccessiveHalving().first_rung(rounds, 64)}"
+    every = f"eval_every={SuccessiveHalving().first_rung_rounds(rounds, 64)}"
     seconds = {}
     with tempfile.TemporaryDirectory() as folder:
         for way, knobs in (("one run", None), ("64 trials", [RATES[workload], SERVER])):

@@ -12,7 +12,7 @@ from papers import CLASSICS, ROOT, Paper, anchor, entry_link, escaped, papers
 
 from fedsim.studies.reproduce.recipe import Recipe
 from fedsim.studies.reproduce.statements import NOT_COVERED_VERDICT, NOT_RUN_VERDICT
-from fedsim.studies.reproduce.stored import StoredResult
+from fedsim.studies.reproduce.stored import StoredRecipeResult
 
 PAGE = ROOT / "docs" / "calibration.md"
 CLAIMS = "what_the_papers_claim.md"
@@ -64,7 +64,7 @@ def page(read: dict[str, Paper]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def results(classics: list[Paper]) -> Iterator[tuple[Paper, Recipe, StoredResult]]:
+def results(classics: list[Paper]) -> Iterator[tuple[Paper, Recipe, StoredRecipeResult]]:
     """The committed results in the order of the papers."""
     for paper in classics:
         for result in paper.results:
@@ -75,7 +75,7 @@ def printed(classics: list[Paper]) -> list[str]:
     """A row for each number that a paper printed and a committed result has."""
     lines = ["| paper | result | cell | printed | ours | ours / printed |", "|---|---|---|--:|--:|--:|"]
     for paper, _, result in results(classics):
-        for row in result.number_rows:
+        for row in result.measured_number_rows:
             if row["paper"] is None or row["ours"] is None:
                 continue
             cells = [
@@ -97,7 +97,7 @@ def statements(classics: list[Paper]) -> list[str]:
         for verdict in paper.verdicts():
             if verdict.verdict_label in (NOT_RUN_VERDICT, NOT_COVERED_VERDICT):
                 continue
-            scale = f", scale {verdict.scales_text}, {verdict.seeds_text}"
+            scale = f", scale {verdict.scales_text}, {verdict.seed_counts_text}"
             remark = f": {escaped(verdict.remark)}" if verdict.remark else ""
             cells = [
                 f"[{paper.title}]({CLAIMS}#{anchor(paper.title)})",

@@ -35,8 +35,8 @@ from fedsim.studies.reproduce.statements import (
     NOT_SHOWN_VERDICT,
     REDUCED_VERDICT,
     REFUTED_VERDICT,
-    ComparisonEvidence,
-    StatementVerdict,
+    StatementEvidence,
+    StatementJudgement,
     num_seeds_text,
 )
 
@@ -133,7 +133,7 @@ def statements(paper: Paper) -> list[str]:
     return lines
 
 
-def tested(evidence: ComparisonEvidence, paper: Paper) -> str:
+def tested(evidence: StatementEvidence, paper: Paper) -> str:
     """What a comparison tests, its verdict, and a link to the result or the command that would make it."""
     name = evidence.recipe
     if evidence.scale:
@@ -152,10 +152,10 @@ def tested(evidence: ComparisonEvidence, paper: Paper) -> str:
     return f"{escaped(evidence.comparison.we_test)}{choice} ({said})"
 
 
-def judged(verdict: StatementVerdict) -> str:
+def judged(verdict: StatementJudgement) -> str:
     """The verdict in bold, at which scale, and what else must be said."""
     decided = verdict.scales_text if verdict.verdict_label != words.NOT_RUN_VERDICT else ""
-    scale = f", scale {decided}" + f", {verdict.seeds_text}" * bool(verdict.seeds_text) if decided else ""
+    scale = f", scale {decided}" + f", {verdict.seed_counts_text}" * bool(verdict.seed_counts_text) if decided else ""
     choice = (
         f". Not printed: {escaped(sentence(verdict.statement.choice))}"
         if verdict.verdict_label == DEPENDS_VERDICT
@@ -165,7 +165,7 @@ def judged(verdict: StatementVerdict) -> str:
     return f"**{verdict.verdict_label}**{scale}{remark}{choice}"
 
 
-def reasons(verdicts: Iterable[StatementVerdict]) -> list[str]:
+def reasons(verdicts: Iterable[StatementJudgement]) -> list[str]:
     """Why what is refuted does not hold; one reason may stand for several statements."""
     by_reason: dict[str, list[str]] = {}
     for verdict in verdicts:

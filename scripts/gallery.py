@@ -22,8 +22,8 @@ from fedsim.studies.reproduce.comparison import (
     VERDICTS_WORST_FIRST,
     Judgement,
 )
-from fedsim.studies.reproduce.provenance import TRACED_STATUS, provenance_text
-from fedsim.studies.reproduce.stored import StoredResult
+from fedsim.studies.reproduce.provenance import TRACED_STATUS, provenance_status
+from fedsim.studies.reproduce.stored import StoredRecipeResult
 
 PAGE = EXPERIMENTS / "README.md"
 STATEMENTS = "docs/what_the_papers_claim.md"
@@ -101,7 +101,7 @@ def paper_pages(read: dict[str, Paper]) -> dict[str, str]:
     return pages
 
 
-def row(paper: Paper, result: StoredResult) -> str:
+def row(paper: Paper, result: StoredRecipeResult) -> str:
     """A result's line of the index, with a small version of its figure."""
     told = "<br>".join(
         f"{escaped(line['name'])}: {number(line['paper'])} → {number(line['ours'], line['std'])}"
@@ -113,11 +113,11 @@ def row(paper: Paper, result: StoredResult) -> str:
         or "a figure only"
     )
     link = f"[{result.recipe}]({paper.folder}/README.md#{anchor(heading(result))})"
-    cells = [picture(paper, result), link, result.scale, told, counted, provenance_text(result.report_content)]
+    cells = [picture(paper, result), link, result.scale, told, counted, provenance_status(result.report_content)]
     return f"| {' | '.join(cells)} |"
 
 
-def picture(paper: Paper, result: StoredResult) -> str:
+def picture(paper: Paper, result: StoredRecipeResult) -> str:
     """The thumbnail of a result's figure; empty if it has none."""
     if not (result.folder / thumbnails.FIGURE).exists():
         return ""
@@ -125,9 +125,13 @@ def picture(paper: Paper, result: StoredResult) -> str:
     return f"![{escaped(result.report_content['about'])}]({folder}/{thumbnails.THUMBNAIL})"
 
 
-def extremes(paper: Paper, result: StoredResult) -> list[dict[str, Any]]:
+def extremes(paper: Paper, result: StoredRecipeResult) -> list[dict[str, Any]]:
     """Of the first printed measure the number that ours is nearest to and the one it is farthest from."""
-    rows = [line for line in result.number_rows if None not in (line["paper"], line["ours"]) and not line.get("fitted")]
+    rows = [
+        line
+        for line in result.measured_number_rows
+        if None not in (line["paper"], line["ours"]) and not line.get("fitted")
+    ]
     first = next(iter(paper.recipes[result.recipe].paper), "")
     rows = [line for line in rows if line["name"].endswith(first)] or rows
     by_gap = sorted(rows, key=lambda line: gap(line["paper"], line["ours"]))
@@ -139,7 +143,7 @@ def gap(paper: float, ours: float) -> float:
     return abs(ours - paper) / abs(paper) if paper else math.copysign(math.inf, abs(ours))
 
 
-def entry(paper: Paper, result: StoredResult) -> list[str]:
+def entry(paper: Paper, result: StoredRecipeResult) -> list[str]:
     """One figure or table."""
     content, folder = result.report_content, result.folder.relative_to(EXPERIMENTS / paper.folder).as_posix()
     lines = [f"## {heading(result)}", "", f"{content['source']}: {sentence(content['about'])}"]
@@ -156,7 +160,7 @@ def entry(paper: Paper, result: StoredResult) -> list[str]:
         lines += ["", *listed] if listed else []
     if (result.folder / "figure.png").exists():
         lines += ["", f"![{content['about']}]({folder}/figure.png)"]
-    rows = result.number_rows
+    rows = result.measured_number_rows
     if 0 < len(rows) <= MOST_ROWS:
         lines += ["", "| | paper | ours |", "|---|---|---|"]
         lines += [f"| {named(line)} | {number(line['paper'])} | {number(line['ours'], line['std'])} |" for line in rows]
@@ -193,7 +197,7 @@ def named(line: dict[str, Any]) -> str:
 def made_by(content: dict[str, Any]) -> str:
     """Version and provenance."""
     version = content["versions"].get("fedsim-torch")
-    state = provenance_text(content)
+    state = provenance_status(content)
     if state == TRACED_STATUS:
         state = f"sources {content['sources'][:12]}"
     elif content.get("verified"):

@@ -21,7 +21,7 @@ from typing import Any
 import bench_record
 import torch
 
-from fedsim.core.files import without_nan
+from fedsim.core.files import nan_to_none
 from fedsim.studies.judgement.judge import Contest, judge
 from fedsim.studies.judgement.verdict import MECHANISM_VERDICT
 
@@ -209,7 +209,7 @@ def main() -> None:
             judgement = judge(path, ("fedavg",), Contest(rounds=options.rounds), options.out / "judge")
             seconds = time.monotonic() - begin
             content = {"name": name, "real": real, "seconds": seconds} | judgement.as_json()
-            result.write_text(json.dumps(without_nan(content), indent=1))
+            result.write_text(json.dumps(nan_to_none(content), indent=1))
             print(f"{name} ({'real' if real else 'null'}, {seconds:.0f} s): {judgement.sentence}", flush=True)
         content = json.loads(result.read_text())
         rows.append({key: content[key] for key in STORED})

@@ -11,15 +11,15 @@ import yaml
 
 from fedsim.studies.reproduce import stored
 from fedsim.studies.reproduce.comparison import Comparison, Judgement
-from fedsim.studies.reproduce.ledger import LEDGER_FILE, StatementLedger, load_ledger
+from fedsim.studies.reproduce.ledger import LEDGER_FILE, StatementLedger, load_statement_ledger
 from fedsim.studies.reproduce.recipe import Recipe, list_recipe_names, load_recipe
 from fedsim.studies.reproduce.statements import (
-    ComparisonEvidence,
-    StatementVerdict,
+    StatementEvidence,
+    StatementJudgement,
     evidence_by_statement,
     judge_statement,
 )
-from fedsim.studies.reproduce.stored import StoredResult
+from fedsim.studies.reproduce.stored import StoredRecipeResult
 
 ROOT = Path(__file__).parents[1]
 EXPERIMENTS = ROOT / "experiments"
@@ -73,7 +73,7 @@ class Paper:
     folder: str
     ledger: StatementLedger | None
     recipes: dict[str, Recipe]
-    results: list[StoredResult] = field(default_factory=list)
+    results: list[StoredRecipeResult] = field(default_factory=list)
     judged: dict[tuple[str, str], list[Judgement]] = field(default_factory=dict)
 
     @property
@@ -81,16 +81,16 @@ class Paper:
         """What people call it."""
         return title(self.folder)
 
-    def judgements(self, result: StoredResult) -> list[Judgement]:
+    def judgements(self, result: StoredRecipeResult) -> list[Judgement]:
         """Of one of its results."""
         return self.judged[result.recipe, result.scale]
 
-    def evidence(self) -> dict[str, list[ComparisonEvidence]]:
+    def evidence(self) -> dict[str, list[StatementEvidence]]:
         """Statement → the comparisons that decide it; '' → controls of our own."""
         seeds = {(result.recipe, result.scale): len(result.report_content["seeds"]) for result in self.results}
         return evidence_by_statement(self.recipes.values(), self.judged, seeds)
 
-    def seeds_now(self, evidence: ComparisonEvidence) -> int:
+    def seeds_now(self, evidence: StatementEvidence) -> int:
         """How many seeds the recipe asks for at the scale of this evidence; 0 where its overrides do not say."""
         settings = self.recipes[evidence.recipe].settings(evidence.scale) if evidence.scale else []
         lists = [
@@ -100,7 +100,7 @@ class Paper:
         ]
         return len(yaml.safe_load(lists[-1])) if lists else 0
 
-    def verdicts(self) -> list[StatementVerdict]:
+    def verdicts(self) -> list[StatementJudgement]:
         """On every statement of its ledger."""
         evidence = self.evidence()
         statements = self.ledger.statements if self.ledger is not None else []
@@ -114,7 +114,7 @@ def papers(root: Path = EXPERIMENTS) -> dict[str, Paper]:
     read = {}
     known = [name for name in (*TITLES, *CLASSICS) if name in folders]
     for folder in [*known, *sorted(folders - set(known))]:
-        ledger = load_ledger(folder, root) if (root / folder / LEDGER_FILE).exists() else None
+        ledger = load_statement_ledger(folder, root) if (root / folder / LEDGER_FILE).exists() else None
         read[folder] = Paper(
             folder, ledger, {n: load_recipe(n, root) for n in recipe_names if n.startswith(f"{folder}/")}
         )
@@ -131,7 +131,7 @@ def title(folder: str) -> str:
     return (TITLES | CLASSICS | OWN).get(folder, folder)
 
 
-def heading(result: StoredResult) -> str:
+def heading(result: StoredRecipeResult) -> str:
     """Of its entry in the gallery."""
     return f"{result.recipe}, {result.scale}"
 

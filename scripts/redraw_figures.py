@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from fedsim.core.files import replacement_file
 from fedsim.studies.plots.cells import ResultCell
-from fedsim.studies.plots.curves import metrics_of
+from fedsim.studies.plots.curves import curve_metrics
 from fedsim.studies.plots.figure_kinds import draw_figure
 from fedsim.studies.plots.style import save_small_png
 from fedsim.studies.reproduce.recipe import load_recipe
@@ -78,10 +78,10 @@ def redraw(folder: Path) -> None:
     if options.get("kind") != "curves" or options.get("x") or options.get("iterations"):
         sys.exit(f"{folder}: its figure does not show curves by round; make it with fedsim-reproduce")
     log = options.get("log", False)
-    logarithmic = set(metrics_of(options if log is True else {**options, "metric": log or []}))
+    logarithmic = set(curve_metrics(options if log is True else {**options, "metric": log or []}))
     cells = read_cells(folder / "curves.csv", logarithmic)
     for cell in cells:
-        cell.is_fitted = recipe.is_fitted(cell.axis_labels)
+        cell.is_fitted = recipe.has_fitted_label(cell.axis_labels)
     figure = draw_figure(cells, options)
     with replacement_file(folder / "figure.png", "wb") as file:
         save_small_png(figure, file)

@@ -88,10 +88,10 @@ def play(simulation: Simulation, rounds: int | None = None) -> Iterator[Played]:
     strategy, state = simulation.strategy, simulation.initial_state()
     memory = simulation.trainer.initial_memory(state.model)
     simulation.round_clock.start_round()
-    simulation.uplink.remember(memory, simulation.federation, state.model)
+    simulation.uplink.add_stage_memory(memory, simulation.federation, state.model)
     for t in range(simulation.rounds if rounds is None else rounds):
         before = copy.deepcopy(state)
-        active = simulation.delayed_updates.without_in_flight(simulation.availability.sample(t), memory)
+        active = simulation.delayed_updates.idle_clients(simulation.availability.sample(t), memory)
         cohort = simulation.round_clock(strategy.cohort(state, active), t)
         report = simulation.trainer.run(strategy.start(state, cohort), cohort, t, state.model, memory)
         report = simulation.uplink(simulation.delayed_updates(report, memory), memory)

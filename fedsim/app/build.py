@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from fedsim.app.config import groups, resolved_settings, run_identity, top_level
+from fedsim.app.config import groups, identifying_settings, resolved_settings, top_level_keys
 from fedsim.app.signature import check_types
 from fedsim.core import checks, targets
 from fedsim.core.errors import ConfigError
 from fedsim.core.settings import flatten_settings
 
 if TYPE_CHECKING:  # help and shell completion run without PyTorch
-    from fedsim.core.ranks import Ranks
+    from fedsim.core.ranks import ProcessRanks
     from fedsim.run.simulation import Simulation
     from fedsim.run.tracking import Tracking
 
@@ -55,7 +55,10 @@ EXECUTION_ARGUMENT_BY_KEY = {"device": "device", "deterministic": "deterministic
 
 
 def build(
-    cfg: DictConfig, ranks: Ranks | None = None, shared: dict[str, Any] | None = None, trusted: Sequence[str] = ()
+    cfg: DictConfig,
+    ranks: ProcessRanks | None = None,
+    shared: dict[str, Any] | None = None,
+    trusted: Sequence[str] = (),
 ) -> tuple[Simulation, Tracking, dict[str, Any]]:
     """Build what a run needs: the simulation, its tracking options, and the settings that a resumed run must share.
 
@@ -75,7 +78,7 @@ def build(
     from fedsim.trainer import Execution
 
     settings = resolved_settings(cfg)
-    _check_names(settings)
+    _check_setting_names(settings)
     tracking = dict(settings["tracking"])
     evaluation = {EVALUATION_ARGUMENT_BY_KEY[key]: settings[key] for key in EVALUATION_ARGUMENT_BY_KEY}
     evaluation["client_samples"] = tracking.pop("client_samples", 20)
@@ -83,7 +86,7 @@ def build(
     loss, ridge, output = model.pop("loss", None), model.pop("ridge", 0.0), model.pop("output", None)
     setup = {key: settings[key] for key in TOP_LEVEL}
     execution = settings["trainer"] | {name: settings[key] for key, name in EXECUTION_ARGUMENT_BY_KEY.items()}
-    names = setting_names(cfg)
+    names = alias_by_key(cfg)
     check_types(Setup, setup, names)
     execution_names = {key: f"trainer.{key}" for key in settings["trainer"]}
     evaluation_names = {name: key for key, name in EVALUATION_ARGUMENT_BY_KEY.items()} | {
@@ -92,21 +95,21 @@ def build(
     check_types(Execution, execution, execution_names)
     check_types(EvaluationOptions, evaluation, evaluation_names)
     packages = _trusted_packages(settings["trusted"], trusted)
-    with targets.trust_packages(packages), _memory_errors():
+    with targets.trust_packages(packages), _translate_memory_errors():
         components = {name: _instantiate(name, settings[name], names) for name in PARTS if name != "dataset"}
         shared = {} if shared is None else shared
         cache_key = json.dumps([settings["dataset"], settings["device"]], sort_keys=True, default=str)
         if cache_key not in shared:
             shared[cache_key] = _instantiate("dataset", settings["dataset"], names)
         components["dataset"] = shared[cache_key]
-        with _keys(evaluation_names):
+        with _rename_error_keys(evaluation_names):
             options = EvaluationOptions(**evaluation)
-        with _keys(execution_names):
+        with _rename_error_keys(execution_names):
             execution_options = Execution(**execution)
-        with _keys(names | {"ridge": "model.ridge"}):
+        with _rename_error_keys(names | {"ridge": "model.ridge"}):
             simulation = Simulation(
                 model=_model_builder(model, names),
-                loss=_loss(loss),
+                loss=_resolve_loss(loss),
                 output=output,
                 ridge=ridge,
                 evaluation=options,
@@ -116,14 +119,14 @@ def build(
                 **setup,
             )
         tracking_options = _instantiate("tracking", tracking, names)
-    return simulation, tracking_options, run_identity(cfg)
+    return simulation, tracking_options, identifying_settings(cfg)
 
 
-def _check_names(settings: dict[str, Any]) -> None:
+def _check_setting_names(settings: dict[str, Any]) -> None:
     """Refuse settings of the top level that are unknown or missing."""
     if settings.pop("when", None):
         raise ConfigError("when: settings for some choices are applied by the command line; give them as they are")
-    setting_names = top_level()
+    setting_names = top_level_keys()
     for name in settings:
         if name not in setting_names:
             raise ConfigError(f"{name} is not a setting{checks.nearest_name_hint(name, setting_names)}")
@@ -150,7 +153,7 @@ def _trusted_packages(packages: Any, trusted: Sequence[str]) -> list[str]:
     return packages
 
 
-def _loss(name: Any) -> Any:
+def _resolve_loss(name: Any) -> Any:
     """Return a loss by its name, or a user-defined one by its dotted path."""
     from fedsim.models.kinds import LOSS_KIND
 
@@ -165,7 +168,7 @@ def _loss(name: Any) -> Any:
 
 
 @contextlib.contextmanager
-def _memory_errors() -> Iterator[None]:
+def _translate_memory_errors() -> Iterator[None]:
     """Report sizes that exceed the memory as errors of the configuration."""
     from fedsim.trainer.device_memory import is_out_of_memory
 
@@ -179,7 +182,7 @@ def _memory_errors() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _keys(names: Mapping[str, str]) -> Iterator[None]:
+def _rename_error_keys(names: Mapping[str, str]) -> Iterator[None]:
     """Within the block error messages name a parameter by its configuration key."""
     try:
         yield
@@ -188,7 +191,7 @@ def _keys(names: Mapping[str, str]) -> Iterator[None]:
         raise
 
 
-def setting_names(cfg: DictConfig) -> dict[str, str]:
+def alias_by_key(cfg: DictConfig) -> dict[str, str]:
     """Return dotted key → the key by which it is set, if its value is that of another key (local.lr: ${lr})."""
     raw = OmegaConf.to_container(cfg, resolve=False)
     assert isinstance(raw, dict)
@@ -200,17 +203,17 @@ def setting_names(cfg: DictConfig) -> dict[str, str]:
     return names
 
 
-def _check_node(path: str, node: dict[str, Any]) -> None:
+def _check_group_choices(path: str, node: dict[str, Any]) -> None:
     """Refuse values where a choice of a group is expected."""
     for key, value in node.items():
         for item in value if isinstance(value, list) else [value]:
             if isinstance(item, dict):
-                _check_node(f"{path}.{key}", item)
+                _check_group_choices(f"{path}.{key}", item)
         if isinstance(value, str) and (group := f"{path}.{key}".replace(".", "/")) in groups():
             raise ConfigError(f"{path}.{key}={value} is a value where a choice is wanted; set {group}={value}")
 
 
-def _check_part(spec: targets.ConfiguredObject, names: dict[str, str]) -> None:
+def _check_argument_types(spec: targets.ObjectSpec, names: dict[str, str]) -> None:
     """Check the types of one object's settings."""
     argument_keys = {name: names.get(f"{spec.key}.{name}", f"{spec.key}.{name}") for name in spec.arguments}
     check_types(spec.factory, spec.arguments, argument_keys)
@@ -223,12 +226,12 @@ def _instantiate(group: str, node: Any, names: dict[str, str]) -> Any:
     if not isinstance(node, dict):
         choices = ", ".join(groups().get(group, []))
         raise ConfigError(f"{group}={node!r} is not a choice of this group; choose one of {choices}")
-    _check_node(group, node)
+    _check_group_choices(group, node)
     root = targets.parse_object(group, node, KINDS[group])
     for component in root.nested_objects():
-        _check_part(component, names)
+        _check_argument_types(component, names)
     try:
-        with _keys(names):
+        with _rename_error_keys(names):
             return root.build()
     except ConfigError as error:
         if re.search("unexpected keyword argument|takes no arguments", str(error)) and "custom" in groups()[group]:
@@ -246,7 +249,7 @@ def _model_builder(node: dict[str, Any], names: dict[str, str]) -> Any:
     if node.get("_target_", targets.MISSING_VALUE) == targets.MISSING_VALUE:
         raise ConfigError("model._target_ is missing; give the class of an nn.Module, such as package.module.Class")
     component = targets.parse_object("model", node, KINDS["model"])
-    _check_part(component, names)
+    _check_argument_types(component, names)
     return functools.partial(
         component.factory, **{name: value for name, value in node.items() if name in component.arguments}
     )

@@ -25,18 +25,23 @@ from omegaconf.errors import OmegaConfBaseException
 from fedsim.app import commands, help_page, hydra_section, per_choice, sweep
 from fedsim.app.build import build
 from fedsim.app.config import config_folder, groups, resolved_settings
-from fedsim.app.explain import composition_error_text, explain, unresolved_reason, without_line_breaks
+from fedsim.app.explain import (
+    composition_error_text,
+    explain_hydra_error,
+    unresolvable_setting_reason,
+    without_line_breaks,
+)
 from fedsim.app.folders import RESUME_MODES, override_key, run_folder
-from fedsim.app.imports import import_simulator
-from fedsim.app.log_scale import log_in_overrides
+from fedsim.app.imports import import_run_modules
+from fedsim.app.log_scale import accept_log_intervals
 from fedsim.app.single_composition import reuse_composition
 from fedsim.core.errors import ConfigError, DivergenceError, OutputError, PeerError, RunError
-from fedsim.core.lock import check_folder_free
+from fedsim.core.lock import check_folder_unlocked
 from fedsim.core.settings import flatten_settings
 from fedsim.core.speaking import ignore_broken_pipes, log_messages_once, log_to_stderr, tolerate_broken_pipes
 
 if TYPE_CHECKING:  # modules that import PyTorch take seconds, and help and shell completion do not need them
-    from fedsim.core.ranks import Ranks
+    from fedsim.core.ranks import ProcessRanks
     from fedsim.run.simulation import Simulation
     from fedsim.run.stopping import Stopped
     from fedsim.run.tracking import Result
@@ -56,12 +61,12 @@ def main() -> None:
 def _main() -> None:
     """Run a command of `fedsim.app.commands`, or pass overrides to Hydra."""
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # errors reach us instead of being printed by Hydra
-    _prepare_process()
+    _prepare_imports_and_logging()
     if sys.argv[1:2] and sys.argv[1] in commands.COMMAND_DESCRIPTIONS:
         try:
-            return commands.run_command(sys.argv[1], sys.argv[2:])
+            return commands.run_subcommand(sys.argv[1], sys.argv[2:])
         except (HydraException, OmegaConfBaseException) as error:  # of a command that composes a configuration
-            sys.exit(f"fedsim {sys.argv[1]}: {explain(error)}")
+            sys.exit(f"fedsim {sys.argv[1]}: {explain_hydra_error(error)}")
     sys.argv[1:] = per_choice.add_plus_prefix(flags_first(sys.argv[1:]))
     problem = _hand_to_hydra()
     if sweep.SweepCallback.records is not None and not sweep.report_sweep_end(problem):
@@ -78,14 +83,14 @@ def _hand_to_hydra() -> str | None:
         handlers = _sigterm_interrupts()
     try:
         with (
-            hydra_section.refuse_unsafe_compositions(), reuse_composition(), log_in_overrides(),
-            help_page.ordered_groups(), handlers,
+            hydra_section.refuse_unsafe_hydra_sections(), reuse_composition(), accept_log_intervals(),
+            help_page.order_help_groups(), handlers,
         ):  # fmt: skip
             hydra.main(version_base="1.3", config_path=str(config_folder()), config_name="config")(_run_job)()
     except (HydraException, OmegaConfBaseException) as error:
         if sweep.SweepCallback.records is None:
-            sys.exit(f"fedsim: {explain(error)}")
-        return explain(error)
+            sys.exit(f"fedsim: {explain_hydra_error(error)}")
+        return explain_hydra_error(error)
     except (Exception, KeyboardInterrupt) as error:  # of a launcher or sweeper; those of runs are in its records
         if sweep.SweepCallback.records is None:
             if isinstance(error, (ValueError, OSError)) and not _is_raised_by_run(error):
@@ -138,7 +143,7 @@ def _check_single_run() -> None:
         sys.exit("fedsim: a sweep (-m) cannot be divided among ranks; start torchrun once for every run")
 
 
-def _prepare_process() -> None:
+def _prepare_imports_and_logging() -> None:
     """Prepare a process: put the user's own package on the import path, as `python -m` does, and show logs."""
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
@@ -157,35 +162,35 @@ def _end_on_thread_error(hook_args: threading.ExceptHookArgs) -> None:
 
 def _run_job(cfg: DictConfig) -> float | None:
     """Execute one run. A sweep has several, which a launcher may execute in other processes and on other machines."""
-    import_simulator()
+    import_run_modules()
     hydra_config = HydraConfig.get()
     if hydra_config.mode == RunMode.MULTIRUN:
         from fedsim.run.determinism import deterministic_algorithms
         from fedsim.trainer import run_to_completion
 
         with deterministic_algorithms(cfg.deterministic is True):
-            return run_to_completion(sweep_run_steps(cfg))
-    _prepare_process()
-    if problem := unresolved_reason(cfg):
+            return run_to_completion(sweep_run_local_tasks(cfg))
+    _prepare_imports_and_logging()
+    if problem := unresolvable_setting_reason(cfg):
         sys.exit(f"fedsim: {problem}")
     if any(text.startswith("objective=") for text in _override_texts(hydra_config.overrides)):
         log.warning("objective has no effect in a single run; it is the metric that a tuning sweep optimises")
-    _single_run(cfg, hydra_config.run.dir)
+    _execute_single_run(cfg, hydra_config.run.dir)
     return None
 
 
-def _single_run(cfg: DictConfig, hydra_folder: str) -> None:
+def _execute_single_run(cfg: DictConfig, hydra_folder: str) -> None:
     """Execute the one run of this process, or of its rank: print its results, or end the process with one sentence
     that says why it failed and what to do."""
-    from fedsim.core.ranks import Ranks
+    from fedsim.core.ranks import ProcessRanks
     from fedsim.run.stopping import Stopped
-    from fedsim.trainer.device_memory import device_memory_error, is_out_of_memory
+    from fedsim.trainer.device_memory import device_memory_error_text, is_out_of_memory
 
-    ranks, folder, choices, has_default_folder = Ranks(), Path(), _group_choices(), cfg.out is None
+    ranks, folder, choices, has_default_folder = ProcessRanks(), Path(), _choice_by_group(), cfg.out is None
     try:
-        ranks = Ranks.join_group()
+        ranks = ProcessRanks.join_group()
         folder = _choose_run_folder(cfg, ranks, hydra_folder)
-        result = _run_or_cause(cfg, folder, choices, ranks)
+        result = _run_raising_failure(cfg, folder, choices, ranks)
     except ConfigError as error:
         if has_default_folder:  # the folder was created for this run, which has written nothing to it
             _remove_if_empty(folder)
@@ -200,32 +205,32 @@ def _single_run(cfg: DictConfig, hydra_folder: str) -> None:
     except OutputError as error:
         sys.exit(f"fedsim: {error}; make room there, and {_resume_hint(folder)}")
     except Stopped as stop:
-        _end_stopped(stop, folder, ranks)
+        _exit_after_stop(stop, folder, ranks)
     except PeerError as error:
         _end_without_peers(error, folder)
     except RuntimeError as error:
         if not is_out_of_memory(error):
             raise
-        sys.exit(f"fedsim: {device_memory_error(str(cfg.device))}\nfedsim: {_resume_hint(folder)}")
+        sys.exit(f"fedsim: {device_memory_error_text(str(cfg.device))}\nfedsim: {_resume_hint(folder)}")
     ranks.leave_group()
     _print_report(result, ranks)
 
 
-def _run_or_cause(cfg: DictConfig, folder: Path, choices: dict[str, str], ranks: Ranks) -> Result:
+def _run_raising_failure(cfg: DictConfig, folder: Path, choices: dict[str, str], ranks: ProcessRanks) -> Result:
     """Run as `run` does; if a run was asked to stop and then failed, raise the failure."""
     from fedsim.run.stopping import Stopped
 
     try:
-        return run(cfg, folder, choices, ranks, _steps_with_folder_logged)
+        return run(cfg, folder, choices, ranks, _steps_logging_folder)
     except Stopped as stop:
         if stop.__cause__ is not None:
             raise stop.__cause__ from None
         raise
 
 
-def _steps_with_folder_logged(simulation: Simulation, folder: Path, *arguments: Any) -> TaskGenerator[Result]:
+def _steps_logging_folder(simulation: Simulation, folder: Path, *arguments: Any) -> TaskGenerator[Result]:
     """Yield the steps of a run; its folder is logged once it exists, and not before an error of the configuration."""
-    steps, logged = simulation.run_steps(folder, *arguments), False
+    steps, logged = simulation.run_as_generator(folder, *arguments), False
     try:
         local_task = next(steps)
         log.info("run: %s", folder)
@@ -246,7 +251,7 @@ def _remove_if_empty(folder: Path) -> None:
         folder.rmdir()
 
 
-def _end_stopped(stop: Stopped, folder: Path, ranks: Ranks) -> NoReturn:
+def _exit_after_stop(stop: Stopped, folder: Path, ranks: ProcessRanks) -> NoReturn:
     """End the process after a run that was stopped after a round; print its results if that was its last round."""
     if stop.result is None:
         _end_all_ranks(ranks, f"{stop}; go on with the same command and {_resume_overrides(folder)}")
@@ -254,8 +259,8 @@ def _end_stopped(stop: Stopped, folder: Path, ranks: Ranks) -> NoReturn:
     _end_all_ranks(ranks, f"{stop}; all of it is in {folder}")
 
 
-def _print_report(result: Result, ranks: Ranks) -> None:
-    if ranks.is_first:
+def _print_report(result: Result, ranks: ProcessRanks) -> None:
+    if ranks.is_main_rank:
         print(report(result), flush=True)
 
 
@@ -290,12 +295,12 @@ def _resume_overrides(folder: Path) -> str:
     return f"resume=auto out={folder}"
 
 
-def _choose_run_folder(cfg: DictConfig, ranks: Ranks, of_hydra: str) -> Path:
+def _choose_run_folder(cfg: DictConfig, ranks: ProcessRanks, of_hydra: str) -> Path:
     """Choose the folder of a run; with several ranks, the first one creates a folder that has no name yet."""
     if of_hydra != ".":
         raise ConfigError(f"hydra.run.dir={of_hydra} is not where a run writes; set out={of_hydra}")
     folder, problem = Path(), ""
-    if ranks.is_first:
+    if ranks.is_main_rank:
         try:
             folder = run_folder(cfg.out, cfg.resume)
         except ConfigError as error:
@@ -307,23 +312,23 @@ def _choose_run_folder(cfg: DictConfig, ranks: Ranks, of_hydra: str) -> Path:
     return folder
 
 
-def sweep_run_steps(
+def sweep_run_local_tasks(
     cfg: DictConfig, shared: dict[str, Any] | None = None, run_rounds: Drive | None = None
 ) -> TaskGenerator[float | None]:
     """Yield the local work of one run of a sweep; `shared` are data sets of other runs, as `build` takes them,
     `run_rounds` as `run_steps` takes it."""
-    _prepare_process()
+    _prepare_imports_and_logging()
     hydra_config = HydraConfig.get()
     launcher, folder = hydra_config.runtime.choices["hydra/launcher"], Path(hydra_config.runtime.output_dir)
     log_messages_once("fedsim.run.settings")  # most settings are given for all jobs
     if cfg.resume is None:
         cfg.resume = "auto"
     with contextlib.suppress(ConfigError):  # the run's own steps raise the error again, and it is recorded
-        per_choice.apply_choice_settings(cfg, _group_choices(), _override_texts(hydra_config.overrides))
+        per_choice.apply_choice_settings(cfg, _choice_by_group(), _override_texts(hydra_config.overrides))
     if launcher == "lockstep" or (launcher != "basic" and sys.stderr.isatty()):
         cfg.tracking.progress = "none"  # progress bars of several jobs would overwrite each other
-    run = functools.partial(run_steps, cfg, folder, _group_choices(), shared=shared, run_rounds=run_rounds)
-    return sweep.sweep_job(cfg, folder, run, one_line_result)
+    run = functools.partial(run_as_generator, cfg, folder, _choice_by_group(), shared=shared, run_rounds=run_rounds)
+    return sweep.run_sweep_job(cfg, folder, run, one_line_result)
 
 
 def _override_texts(overrides: Any) -> list[str]:
@@ -331,21 +336,21 @@ def _override_texts(overrides: Any) -> list[str]:
     return [str(text) for text in OmegaConf.to_container(overrides, resolve=False)["task"]]  # type: ignore[call-overload, index]
 
 
-def _group_choices() -> dict[str, str]:
+def _choice_by_group() -> dict[str, str]:
     """Return the choices of the groups of this run, without Hydra's own groups."""
     return {k: v for k, v in HydraConfig.get().runtime.choices.items() if not k.startswith("hydra") and v}
 
 
-def _end_all_ranks(ranks: Ranks, message: str) -> NoReturn:
+def _end_all_ranks(ranks: ProcessRanks, message: str) -> NoReturn:
     """End all ranks for the same reason: the first one reports it, and the others give it time to do so."""
-    sys.exit(f"fedsim: {message}" if ranks.is_first else 0)
+    sys.exit(f"fedsim: {message}" if ranks.is_main_rank else 0)
 
 
 def run(
     cfg: DictConfig,
     folder: Path,
     choices: dict[str, str],
-    ranks: Ranks | None = None,
+    ranks: ProcessRanks | None = None,
     run_rounds: Drive | None = None,
 ) -> Result:
     """Build and run one configuration in its run folder. `choices` are the choices of its groups, for the table of
@@ -354,28 +359,28 @@ def run(
     from fedsim.trainer import run_to_completion
 
     with deterministic_algorithms(cfg.deterministic is True):
-        return run_to_completion(run_steps(cfg, folder, choices, ranks, run_rounds=run_rounds))
+        return run_to_completion(run_as_generator(cfg, folder, choices, ranks, run_rounds=run_rounds))
 
 
-def run_steps(
+def run_as_generator(
     cfg: DictConfig,
     folder: Path,
     choices: dict[str, str],
-    ranks: Ranks | None = None,
+    ranks: ProcessRanks | None = None,
     shared: dict[str, Any] | None = None,
     trusted: Sequence[str] | None = None,
     run_rounds: Drive | None = None,
 ) -> TaskGenerator[Result]:
     """Yield the local work of a run that `run` executes. `shared` are data sets of other runs, as `build` takes
     them; `trusted` are the packages that the user named, None: those that the overrides of this process name.
-    `run_rounds` takes the simulation and the arguments of `Simulation.run_steps`, and is used in its place."""
-    from fedsim.core.ranks import Ranks
+    `run_rounds` takes the simulation and the arguments of `Simulation.run_as_generator`, and is used in its place."""
+    from fedsim.core.ranks import ProcessRanks
     from fedsim.run.checkpoint import NAME as CHECKPOINT
     from fedsim.run.tracking import RunConfig
 
-    ranks = ranks or Ranks()
-    if ranks.is_first:
-        check_folder_free(folder)  # before the content of the folder is read
+    ranks = ranks or ProcessRanks()
+    if ranks.is_main_rank:
+        check_folder_unlocked(folder)  # before the content of the folder is read
     resume = "never" if cfg.resume is None else str(cfg.resume)
     has_checkpoint = ranks.broadcast_object((folder / CHECKPOINT).exists())
     if has_checkpoint and resume == "never":
@@ -398,9 +403,13 @@ def run_steps(
         trusted = cfg.trusted if by_command else ()
     packages = list(trusted) if isinstance(trusted, Sequence) else []  # `build` rejects values that are not lists
     simulation, tracking, identity = build(cfg, ranks, shared, packages)
-    config = RunConfig(identity, choices | table_row(identity), OmegaConf.to_yaml(cfg, resolve=True))
+    config = RunConfig(identity, choices | run_settings_row(identity), OmegaConf.to_yaml(cfg, resolve=True))
     arguments = (folder, resume != "overwrite", tracking, config)
-    return (yield from (simulation.run_steps(*arguments) if run_rounds is None else run_rounds(simulation, *arguments)))
+    return (
+        yield from (
+            simulation.run_as_generator(*arguments) if run_rounds is None else run_rounds(simulation, *arguments)
+        )
+    )
 
 
 def _sweeper_parameter_keys() -> set[str]:
@@ -409,7 +418,7 @@ def _sweeper_parameter_keys() -> set[str]:
     return {override_key(f"{key}=") for key in params or {}}
 
 
-def table_row(identity: dict[str, Any]) -> dict[str, Any]:
+def run_settings_row(identity: dict[str, Any]) -> dict[str, Any]:
     """Return the settings of a run for a table of runs: without class paths and duplicates (local.lr is lr)."""
     settings = dict(flatten_settings(identity))
     duplicated_keys = {

@@ -10,9 +10,9 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 import fedsim
-from fedsim.app.folders import job_folder
+from fedsim.app.folders import run_folder_name
 from fedsim.core.settings import flatten_settings
-from fedsim.core.targets import with_current_targets
+from fedsim.core.targets import with_current_class_paths
 
 # Settings that decide where and how a run is computed, but not what.
 KEYS_WITHOUT_EFFECT = (
@@ -47,7 +47,7 @@ def config_folder() -> Path:
 def register_resolvers() -> None:
     """Register the interpolations that config.yaml uses."""
     OmegaConf.register_new_resolver("fedsim_steps", default_steps, replace=True)
-    OmegaConf.register_new_resolver("fedsim_job_dir", job_folder, replace=True)
+    OmegaConf.register_new_resolver("fedsim_job_dir", run_folder_name, replace=True)
 
 
 def default_steps(steps: int | None, epochs: int | None) -> int | None:
@@ -72,13 +72,13 @@ def choice_target(group: str, choice: str) -> str:
     return str(_load_yaml(config_folder() / group / f"{choice}.yaml")["_target_"])
 
 
-def top_level() -> list[str]:
+def top_level_keys() -> list[str]:
     """Return the keys at the top level of a configuration, and the groups that are not inside others."""
-    return [*_top_level(), *(name for name in groups() if "/" not in name)]
+    return [*_top_level_settings(), *(name for name in groups() if "/" not in name)]
 
 
 @functools.cache
-def _top_level() -> dict[str, Any]:
+def _top_level_settings() -> dict[str, Any]:
     """Return config.yaml's own settings."""
     content = _load_yaml(config_folder() / "config.yaml")
     return {name: value for name, value in content.items() if name not in ("defaults", "hydra")}
@@ -96,7 +96,7 @@ def keys() -> dict[str, list[str]]:
             if isinstance(value, dict):
                 yield from walk(value, f"{path}{name}.")
 
-    for name in walk(_top_level(), ""):
+    for name in walk(_top_level_settings(), ""):
         choices_by_key[name] = []
     for group, choices in groups().items():
         if group in ("experiment", "sweep"):
@@ -109,10 +109,10 @@ def keys() -> dict[str, list[str]]:
     return choices_by_key
 
 
-def run_identity(cfg: DictConfig, free_keys: tuple[str, ...] = KEYS_FREE_ON_RESUME) -> dict[str, Any]:
+def identifying_settings(cfg: DictConfig, free_keys: tuple[str, ...] = KEYS_FREE_ON_RESUME) -> dict[str, Any]:
     """Return the settings that identify a run, as dotted keys: all except the free ones; by default those that a
     resumed run must share."""
-    settings = with_current_targets(dict(flatten_settings(resolved_settings(cfg))))
+    settings = with_current_class_paths(dict(flatten_settings(resolved_settings(cfg))))
     return {name: value for name, value in settings.items() if not name.startswith(free_keys)}
 
 

@@ -27,7 +27,7 @@ EXTRA_BY_CHOICE = {
 }
 
 
-def explain(error: BaseException) -> str:
+def explain_hydra_error(error: BaseException) -> str:
     """Return one sentence for an error of Hydra or OmegaConf."""
     text = str(error)
     if isinstance(error, OverrideParseException) and "missing EQUAL" not in text:
@@ -36,13 +36,13 @@ def explain(error: BaseException) -> str:
     if match := re.search(r"hydra_plugins\.hydra_(\w+?)_(launcher|sweeper)\b", text):
         return _missing_extra_text(match[1], f"this hydra/{match[2]}")
     if match := re.search(r"Ambiguous value for argument '([^'=]+)=([^']*)'", text):
-        return _several_values_text(match[1], match[2])
+        return _explain_several_values(match[1], match[2])
     if match := re.search(r"Could not override '([^']+)'", text):
         return _unknown_key_text(match[1].split("@")[0])
     if match := re.search(r"Error merging override (.*)", text):
         return _wrong_type_text(match[1])
     if isinstance(error, INTERPOLATION_ERRORS):
-        return _interpolation_text(error)
+        return _explain_interpolation_error(error)
     if match := re.search(r"Could not (?:find|load) '([^']+)/([^'/]+)'", text):
         return _unknown_choice_text(match[1], match[2], re.findall(r"^\t(\w+)$", text, re.M))
     if match := re.search(r"Error parsing override '([^'=]+)'\nmissing EQUAL", text):
@@ -55,7 +55,7 @@ def explain(error: BaseException) -> str:
     return without_line_breaks(text.split("\n")[0])
 
 
-def unresolved_reason(cfg: DictConfig) -> str | None:
+def unresolvable_setting_reason(cfg: DictConfig) -> str | None:
     """Return one sentence about a setting that refers to another setting or to the environment and cannot be
     resolved."""
     raw = OmegaConf.to_container(cfg, resolve=False)
@@ -76,11 +76,11 @@ def unresolved_reason(cfg: DictConfig) -> str | None:
         if not any(
             reference in unresolved_errors and reference != key for reference in references
         ) or "Recursive" in str(reason):
-            return f"{key}={interpolations[key]}: {_interpolation_text(reason)}"
+            return f"{key}={interpolations[key]}: {_explain_interpolation_error(reason)}"
     return None
 
 
-def _interpolation_text(error: BaseException) -> str:
+def _explain_interpolation_error(error: BaseException) -> str:
     """Explain why an interpolation cannot be resolved, and what would work."""
     text = without_line_breaks(str(error).split("\n")[0])
     if match := re.search(r"Environment variable '([^']+)' not found", text):
@@ -123,7 +123,7 @@ def composition_error_text(error: ValueError | OSError) -> str:
     return f"the command cannot be composed ({without_line_breaks(str(error))}); fedsim --help lists groups and keys"
 
 
-def _several_values_text(name: str, values: str) -> str:
+def _explain_several_values(name: str, values: str) -> str:
     hint = "" if name in groups() else f", or for a list write '{name}=[{values}]'"
     return f"{name}={values} are several values; add -m for a run of each{hint}"
 
@@ -146,7 +146,7 @@ def _unknown_key_text(name: str) -> str:
         return f"{name} exists only with {' or '.join(choices_by_key[name])}"
     if name in groups():
         return _misplaced_group_text(name)
-    return f"{name} is not a setting{_nearest_key(name)} (fedsim --help lists groups and keys)"
+    return f"{name} is not a setting{_nearest_key_hint(name)} (fedsim --help lists groups and keys)"
 
 
 def _misplaced_group_text(name: str) -> str:
@@ -165,7 +165,7 @@ def _misplaced_group_text(name: str) -> str:
     )
 
 
-def _nearest_key(name: str) -> str:
+def _nearest_key_hint(name: str) -> str:
     """Return '; did you mean …?' for a key: a top-level key, one with the same last word, or a similar one."""
     options = [*keys(), *groups()]
     top_level_keys, last_component = (

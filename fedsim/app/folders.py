@@ -38,11 +38,11 @@ def run_folder(out: Any, resume: Any) -> Path:
         ConfigError: what is given names no folder, or none can be made.
     """
     if resume is not None and resume not in RESUME_MODES:
-        return Path(folder_name("resume", resume)).absolute()
-    return (new_folder() if out is None else Path(folder_name("out", out))).absolute()
+        return Path(checked_folder_name("resume", resume)).absolute()
+    return (new_folder() if out is None else Path(checked_folder_name("out", out))).absolute()
 
 
-def folder_name(key: str, value: Any) -> str:
+def checked_folder_name(key: str, value: Any) -> str:
     """Return the name of a folder that a user gave under this key.
 
     Raises:
@@ -78,7 +78,7 @@ def new_folder() -> Path:
     return folder
 
 
-def job_folder(overrides: Iterable[str], fixed_keys: Sequence[str] = ()) -> str:
+def run_folder_name(overrides: Iterable[str], fixed_keys: Sequence[str] = ()) -> str:
     """Return the name of a sweep's run: the last words of keys, and digests of values that cannot be part of a name.
 
     Args:
@@ -88,7 +88,7 @@ def job_folder(overrides: Iterable[str], fixed_keys: Sequence[str] = ()) -> str:
     override_values = dict(sorted((override_key(text), text.partition("=")[2]) for text in overrides))
     short_names = abbreviated_keys({key for key in override_values if key not in fixed_keys})
     assignments = [
-        f"{short_names[key]}={_value_name(text)}" for key, text in override_values.items() if key in short_names
+        f"{short_names[key]}={_folder_name_part(text)}" for key, text in override_values.items() if key in short_names
     ]
     name = ",".join(assignments) or SINGLE_RUN_FOLDER
     if len(name.encode()) <= MAX_NAME_LENGTH:
@@ -102,7 +102,7 @@ def override_key(override: str) -> str:
     return override.partition("=")[0].lstrip("+~")
 
 
-def _value_name(text: str) -> str:
+def _folder_name_part(text: str) -> str:
     """Return a value as a part of a folder's name; for a path the last word, and a digest that keeps values apart."""
     if PLAIN_VALUE_PATTERN.fullmatch(text) and not set(FORBIDDEN_CHARACTERS) & set(text):
         return text

@@ -25,7 +25,7 @@ USER_SECTION = "yours"  # groups that the user's own folders add
 
 
 @contextlib.contextmanager
-def ordered_groups() -> Iterator[None]:
+def order_help_groups() -> Iterator[None]:
     """Within the block Hydra's help lists our groups in this order."""
     original_method = Hydra.format_config_groups
 
@@ -47,14 +47,14 @@ def choices_by_group(hydra: Hydra) -> dict[str, list[str]]:
     second."""
     sources = hydra.config_loader.get_sources()
 
-    def names(group: str, kind: ObjectType) -> list[str]:
+    def choice_names(group: str, kind: ObjectType) -> list[str]:
         return sorted({name for source in sources if source.is_group(group) for name in source.list(group, kind)})
 
-    choices, groups = dict[str, list[str]](), names("", ObjectType.GROUP)
+    choices, groups = dict[str, list[str]](), choice_names("", ObjectType.GROUP)
     while groups:
         group = groups.pop()
-        groups += [f"{group}/{name}" for name in names(group, ObjectType.GROUP)]
-        choices[group] = names(group, ObjectType.CONFIG)
+        groups += [f"{group}/{name}" for name in choice_names(group, ObjectType.GROUP)]
+        choices[group] = choice_names(group, ObjectType.CONFIG)
     return {group: choices[group] for group in sorted(choices) if choices[group]}
 
 

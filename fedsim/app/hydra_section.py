@@ -21,25 +21,25 @@ ALLOWED_HANDLER_PREFIXES = ("logging.", "colorlog.")
 
 
 @contextlib.contextmanager
-def refuse_unsafe_compositions() -> Iterator[None]:
+def refuse_unsafe_hydra_sections() -> Iterator[None]:
     """Within the block configurations are refused if their Hydra section calls something that a file named."""
     load = ConfigLoaderImpl.load_configuration
 
-    def checked(
+    def load_and_check(
         self: ConfigLoaderImpl, config_name: Any, overrides: list[str], *arguments: Any, **options: Any
     ) -> DictConfig:
         cfg = load(self, config_name, overrides, *arguments, **options)
-        check_callables(cfg, overrides)
+        check_hydra_callbacks(cfg, overrides)
         return cfg
 
-    ConfigLoaderImpl.load_configuration = checked  # type: ignore[method-assign]
+    ConfigLoaderImpl.load_configuration = load_and_check  # type: ignore[method-assign]
     try:
         yield
     finally:
         ConfigLoaderImpl.load_configuration = load  # type: ignore[method-assign]
 
 
-def check_callables(cfg: DictConfig, overrides: list[str]) -> None:
+def check_hydra_callbacks(cfg: DictConfig, overrides: list[str]) -> None:
     """Refuse callbacks and handlers that the overrides do not name.
 
     Raises:

@@ -7,7 +7,7 @@ import gc
 
 
 @functools.cache
-def import_simulator() -> None:
+def import_run_modules() -> None:
     """Import the modules that a run needs, once per process, with the garbage collector paused.
 
     Objects of modules are not garbage. Looking for garbage among them takes 0.4 s while PyTorch is imported, and 0.3 s

@@ -66,13 +66,13 @@ class JobProgress:
         self._clock, self._log_line = clock, log_line
         self._start_time = self._last_log_time = clock()
 
-    def remaining(self, share: float) -> str:
+    def remaining_time_text(self, share: float) -> str:
         """Return the remaining time, given the completed share of all work; '' before any work is done."""
         if not 0 < share < 1:
             return ""
         return f", about {duration_text((self._clock() - self._start_time) * (1 - share) / share)} left"
 
-    def jobs_finished(self, count: int = 1) -> None:
+    def record_finished_jobs(self, count: int = 1) -> None:
         """Record that so many more jobs have ended; the caller has logged it."""
         self.done_jobs += count
         self._last_log_time = self._clock()
@@ -89,12 +89,12 @@ class JobProgress:
         self._last_log_time = self._clock()
         share = self.done_jobs / max(self.total, 1) if share is None else share
         elapsed_text = duration_text(self._clock() - self._start_time)
-        line = f"{self.done_jobs}/{self.total} {self.noun} done after {elapsed_text}{self.remaining(share)}"
+        line = f"{self.done_jobs}/{self.total} {self.noun} done after {elapsed_text}{self.remaining_time_text(share)}"
         self._log_line("; ".join(filter(None, [line, detail()])))
 
 
 class LockstepProgress:
-    """The progress callback that `Lockstep` calls after every round.
+    """The progress callback that `LockstepRunner` calls after every round.
 
     Args:
         progress: of the jobs.
@@ -108,13 +108,15 @@ class LockstepProgress:
         last_round = max(self.rounds, default=t + 1)
         share = (self.progress.done_jobs + runs * min(1.0, (t + 1) / last_round)) / max(self.progress.total, 1)
 
-        def detail() -> str:
-            return "; ".join(filter(None, [f"round {t + 1}/{last_round}, {runs} together", best_so_far(self.folders)]))
+        def progress_detail() -> str:
+            return "; ".join(
+                filter(None, [f"round {t + 1}/{last_round}, {runs} together", best_metric_text(self.folders)])
+            )
 
-        self.progress.log_heartbeat(share, detail)
+        self.progress.log_heartbeat(share, progress_detail)
 
 
-def best_so_far(folders: Sequence[Path]) -> str:
+def best_metric_text(folders: Sequence[Path]) -> str:
     """Return the best leading metric among runs that have been evaluated, and the run; '' without one."""
     from fedsim.evaluation.columns import is_higher_better
     from fedsim.run.tracking.metrics_csv import METRICS_FILENAME, read_metrics

@@ -7,7 +7,7 @@ from typing import Any
 
 from fedsim.availability import Availability, Probability, Trajectory
 from fedsim.availability.clock import Clock, Delay, Work
-from fedsim.core.targets import TargetKind
+from fedsim.core.targets import ComponentKind
 from fedsim.data.contamination import Contamination
 from fedsim.data.datasets.dataset_kinds import AUGMENTATION_KIND, DATASET_KIND, MAP_STYLE_DATASET_KIND, TRANSFORM_KIND
 from fedsim.data.drift import Drift
@@ -26,41 +26,43 @@ from fedsim.uplink import Stage, Uplink
 from fedsim.uplink.attack import Attack
 
 
-def _kind_of(base: type[Any], module: str, **options: Any) -> TargetKind:
+def _make_target_kind(base: type[Any], module: str, **options: Any) -> ComponentKind:
     article = "an" if base.__name__[0] in "AEIOU" else "a"
-    return TargetKind(f"{article} {base.__name__}", (base,), modules=(module,), **options)
+    return ComponentKind(f"{article} {base.__name__}", (base,), modules=(module,), **options)
 
 
-OBSERVER_KIND = _kind_of(Observer, "fedsim.run.tracking")
+OBSERVER_KIND = _make_target_kind(Observer, "fedsim.run.tracking")
 _KIND_BY_GROUP = {
     "dataset": DATASET_KIND,
-    "partition": _kind_of(Partition, "fedsim.data.partition", argument_kinds_by_name={"partitioner": PARTITIONER_KIND}),
-    "availability": _kind_of(Availability, "fedsim.availability"),
-    "drift": _kind_of(Drift, "fedsim.data.drift"),
-    "shift": _kind_of(Shift, "fedsim.shift"),
-    "contamination": _kind_of(Contamination, "fedsim.data.contamination"),
+    "partition": _make_target_kind(
+        Partition, "fedsim.data.partition", argument_kinds_by_name={"partitioner": PARTITIONER_KIND}
+    ),
+    "availability": _make_target_kind(Availability, "fedsim.availability"),
+    "drift": _make_target_kind(Drift, "fedsim.data.drift"),
+    "shift": _make_target_kind(Shift, "fedsim.shift"),
+    "contamination": _make_target_kind(Contamination, "fedsim.data.contamination"),
     "model": MODEL_KIND,
-    "local": _kind_of(LocalRule, "fedsim.local"),
-    "strategy": _kind_of(Strategy, "fedsim.strategies"),
-    "uplink": _kind_of(Uplink, "fedsim.uplink"),
-    "attack": _kind_of(Attack, "fedsim.uplink.attack"),
-    "clock": _kind_of(Clock, "fedsim.availability.clock"),
-    "work": _kind_of(Work, "fedsim.availability.clock"),
-    "delay": _kind_of(Delay, "fedsim.availability.clock"),
-    "columns": _kind_of(Selector, "fedsim.models.selectors"),
-    "capacity": _kind_of(Capacity, "fedsim.models.capacity"),
-    "personal": _kind_of(Personal, "fedsim.evaluation.personal"),
-    "stop": _kind_of(Stop, "fedsim.run"),
-    "tracking": _kind_of(Tracking, "fedsim.run.tracking", argument_kinds_by_name={"observers": OBSERVER_KIND}),
+    "local": _make_target_kind(LocalRule, "fedsim.local"),
+    "strategy": _make_target_kind(Strategy, "fedsim.strategies"),
+    "uplink": _make_target_kind(Uplink, "fedsim.uplink"),
+    "attack": _make_target_kind(Attack, "fedsim.uplink.attack"),
+    "clock": _make_target_kind(Clock, "fedsim.availability.clock"),
+    "work": _make_target_kind(Work, "fedsim.availability.clock"),
+    "delay": _make_target_kind(Delay, "fedsim.availability.clock"),
+    "columns": _make_target_kind(Selector, "fedsim.models.selectors"),
+    "capacity": _make_target_kind(Capacity, "fedsim.models.capacity"),
+    "personal": _make_target_kind(Personal, "fedsim.evaluation.personal"),
+    "stop": _make_target_kind(Stop, "fedsim.run"),
+    "tracking": _make_target_kind(Tracking, "fedsim.run.tracking", argument_kinds_by_name={"observers": OBSERVER_KIND}),
 }
 _ARGUMENT_KINDS = (
     *_KIND_BY_GROUP.values(),
-    _kind_of(Probability, "fedsim.availability"),
-    _kind_of(Trajectory, "fedsim.availability"),
-    _kind_of(Schedule, "fedsim.local"),
-    _kind_of(Stage, "fedsim.uplink"),
+    _make_target_kind(Probability, "fedsim.availability"),
+    _make_target_kind(Trajectory, "fedsim.availability"),
+    _make_target_kind(Schedule, "fedsim.local"),
+    _make_target_kind(Stage, "fedsim.uplink"),
     AUGMENTATION_KIND, MAP_STYLE_DATASET_KIND, TRANSFORM_KIND, OBSERVER_KIND,
-    TargetKind("an object of your own"),
+    ComponentKind("an object of your own"),
 )  # fmt: skip
 # Group → the kind of its object; the user's own classes may have objects of every kind among their arguments.
 KINDS = {group: dataclasses.replace(kind, argument_kinds=_ARGUMENT_KINDS) for group, kind in _KIND_BY_GROUP.items()}

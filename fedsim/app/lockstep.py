@@ -16,12 +16,12 @@ from omegaconf import DictConfig, open_dict
 
 from fedsim.app import cli
 from fedsim.app.build import build
-from fedsim.app.folding import combined_config, foldable_groups
+from fedsim.app.folding import combined_config, foldable_job_groups
 from fedsim.app.job_progress import JobProgress, LockstepProgress
 from fedsim.run.determinism import deterministic_algorithms
-from fedsim.run.fold import Fold, Job, foldable_steps
+from fedsim.run.fold import FoldedJobs, FoldJob, foldable_run_steps
 from fedsim.run.simulation import Simulation
-from fedsim.run.together import Lockstep
+from fedsim.run.together import LockstepRunner
 from fedsim.run.tracking import Result
 from fedsim.trainer import TaskGenerator
 
@@ -95,7 +95,7 @@ def launch(
     return job_returns
 
 
-class ComposedJob(Job[Any]):
+class ComposedJob(FoldJob[Any]):
     """A job of a sweep that is composed and not started.
 
     Args:
@@ -107,7 +107,7 @@ class ComposedJob(Job[Any]):
         job_return: what Hydra's own launcher returns of the job, but for its value.
         config: of the job.
         folder: of its run.
-        foldable: if this is set before the first step, the steps are `foldable_steps`.
+        foldable: if this is set before the first step, the steps are `foldable_run_steps`.
     """
 
     def __init__(
@@ -120,7 +120,9 @@ class ComposedJob(Job[Any]):
         self.foldable = False
         self.job_return = run_job(
             hydra_context=context,
-            task_function=functools.partial(cli.sweep_run_steps, shared=shared, run_rounds=self._drive),
+            task_function=functools.partial(
+                cli.sweep_run_local_tasks, shared=shared, run_rounds=self._simulation_steps
+            ),
             config=job_config,
             job_dir_key="hydra.sweep.dir",
             job_subdir_key="hydra.sweep.subdir",
@@ -130,8 +132,8 @@ class ComposedJob(Job[Any]):
         self.config, self.folder = self.job_return.cfg, Path(str(self.job_return.hydra_cfg.hydra.runtime.output_dir))
         super().__init__(self.job_return.return_value)
 
-    def _drive(self, simulation: Simulation, *arguments: Any) -> TaskGenerator[Result]:
-        return foldable_steps(simulation, *arguments) if self.foldable else simulation.run_steps(*arguments)
+    def _simulation_steps(self, simulation: Simulation, *arguments: Any) -> TaskGenerator[Result]:
+        return foldable_run_steps(simulation, *arguments) if self.foldable else simulation.run_as_generator(*arguments)
 
     def record_outcome(self, outcome: Any) -> None:
         super().record_outcome(outcome)
@@ -153,18 +155,18 @@ def run_batch(jobs: Sequence[ComposedJob], progress: JobProgress) -> list[BaseEx
         folds = _foldable_job_groups(jobs)
         in_folds = {job for fold in folds for job in fold.jobs}
         unfolded_jobs = [job for job in jobs if job not in in_folds and not job.has_ended]
-        progress.jobs_finished(sum(job.has_ended for job in jobs))
+        progress.record_finished_jobs(sum(job.has_ended for job in jobs))
         while folds or unfolded_jobs:
-            runs = [fold.round_steps for fold in folds] + [
+            runs = [fold.generate_round_tasks for fold in folds] + [
                 functools.partial(lambda job: job.steps, job) for job in unfolded_jobs
             ]
             counts = [len(fold.jobs) for fold in folds] + [1] * len(unfolded_jobs)
-            for number, outcome in Lockstep[Any](report_progress=lockstep_progress, counts=counts)(runs):
+            for number, outcome in LockstepRunner[Any](report_progress=lockstep_progress, counts=counts)(runs):
                 if number >= len(folds):
                     unfolded_jobs[number - len(folds)].record_outcome(outcome)
                 elif isinstance(outcome, BaseException):
                     errors.append(outcome)
-                progress.jobs_finished(counts[number])
+                progress.record_finished_jobs(counts[number])
             errors += [job.outcome for job in jobs if isinstance(job.outcome, BaseException)]
             folds, unfolded_jobs = (
                 [],
@@ -176,10 +178,10 @@ def run_batch(jobs: Sequence[ComposedJob], progress: JobProgress) -> list[BaseEx
     return errors
 
 
-def _foldable_job_groups(jobs: Sequence[ComposedJob]) -> list[Fold[Any]]:
+def _foldable_job_groups(jobs: Sequence[ComposedJob]) -> list[FoldedJobs[Any]]:
     """Return the groups of jobs that are folded into one federation each."""
     folds = []
-    for positions in foldable_groups([job.config for job in jobs], [job.folder for job in jobs]):
+    for positions in foldable_job_groups([job.config for job in jobs], [job.folder for job in jobs]):
         group = [jobs[position] for position in positions]
         for job in group:
             job.foldable = True
@@ -195,7 +197,9 @@ def _foldable_job_groups(jobs: Sequence[ComposedJob]) -> list[Fold[Any]]:
                 "%d jobs differ only in settings with one value per seed: they run as one federation", len(waiting_jobs)
             )
             folds.append(
-                Fold(waiting_jobs, functools.partial(_combined_composition, [job.config for job in waiting_jobs]))
+                FoldedJobs(
+                    waiting_jobs, functools.partial(_build_combined_simulation, [job.config for job in waiting_jobs])
+                )
             )
             continue
         if obstacle is not None:
@@ -205,7 +209,7 @@ def _foldable_job_groups(jobs: Sequence[ComposedJob]) -> list[Fold[Any]]:
     return folds
 
 
-def _combined_composition(configs: Sequence[DictConfig]) -> Simulation:
+def _build_combined_simulation(configs: Sequence[DictConfig]) -> Simulation:
     """Return the composition whose replicates are those of all jobs."""
     simulation, _, _ = build(combined_config(configs))
     return simulation

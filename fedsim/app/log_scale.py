@@ -13,7 +13,7 @@ from hydra.core.override_parser.types import ChoiceSweep, IntervalSweep
 LOG = "log"  # also Hydra's tag of a logarithmic scale
 
 
-def two_digits(value: float) -> float:
+def rounded_to_two_digits(value: float) -> float:
     """Return a number rounded to two significant digits."""
     return float(f"{value:.2g}")
 
@@ -27,21 +27,21 @@ def log(low: int | float, high: int | float, count: int = 0) -> Any:
         return IntervalSweep(start=float(low), end=float(high), tags={LOG})
     import numpy as np  # imported here: help imports this module and does not need NumPy
 
-    return ChoiceSweep(list=[two_digits(value) for value in np.geomspace(low, high, count)], tags={LOG})
+    return ChoiceSweep(list=[rounded_to_two_digits(value) for value in np.geomspace(low, high, count)], tags={LOG})
 
 
 @contextlib.contextmanager
-def log_in_overrides() -> Iterator[None]:
+def accept_log_intervals() -> Iterator[None]:
     """Within the block Hydra accepts `log(…)` in overrides."""
     create_functions = overrides_parser.create_functions
 
-    def with_log() -> Any:
+    def create_functions_with_log() -> Any:
         functions = create_functions()
         if LOG not in functions.definitions:
             functions.register(LOG, log)
         return functions
 
-    overrides_parser.create_functions = with_log
+    overrides_parser.create_functions = create_functions_with_log
     try:
         yield
     finally:

@@ -62,7 +62,7 @@ def apply_choice_settings(cfg: DictConfig, choices: Mapping[str, str], overrides
     content: Any = OmegaConf.to_container(cfg, resolve=False)
     block = content[WHEN_KEY]
     override_keys = {override_key(text) for text in overrides} - groups().keys()
-    settings = list(_current_settings(block, choices, override_keys)) if block not in (None, {}) else []
+    settings = list(_settings_of_choices(block, choices, override_keys)) if block not in (None, {}) else []
     for key, _, source in settings:
         _check_choice_key(cfg, key, source, choices)
     for key, value, source in settings:
@@ -74,7 +74,7 @@ def apply_choice_settings(cfg: DictConfig, choices: Mapping[str, str], overrides
         cfg.pop(WHEN_KEY)
 
 
-def _current_settings(
+def _settings_of_choices(
     block: Any, choices: Mapping[str, str], override_keys: set[str]
 ) -> Iterator[tuple[str, Any, str]]:
     """Yield key, value and location of the settings for the current choices."""
@@ -83,11 +83,11 @@ def _current_settings(
             continue
         path = f"{WHEN_KEY}.{group.replace('/', '.')}.{choice}"
         for key, value in flatten_settings(content):
-            if _override_sets(f"{path}.{key}", override_keys) or not _override_sets(key, override_keys):
+            if _is_key_overridden(f"{path}.{key}", override_keys) or not _is_key_overridden(key, override_keys):
                 yield key, value, f"{path}.{key}"
 
 
-def _override_sets(key: str, override_keys: set[str]) -> bool:
+def _is_key_overridden(key: str, override_keys: set[str]) -> bool:
     """Return whether an override sets the key or a mapping that contains it."""
     return any(key == name or key.startswith(f"{name}.") for name in override_keys)
 

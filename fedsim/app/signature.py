@@ -35,20 +35,20 @@ def check_types(target: Callable[..., Any], settings: Mapping[str, Any], names: 
     Raises:
         ConfigError: the key, its value, and what would work.
     """
-    type_hints = argument_hints(target)
+    type_hints = argument_type_hints(target)
     for name, value in settings.items():
         annotation = type_hints.get(name, Any)
         if value != "???" and not fits_hint(value, annotation):
             size = ", and is too large for a whole one" if too_large(value) else ""
             raise ConfigError(
                 f"{names.get(name, name)}={value!r} must be "
-                f"{describe_hint(annotation)}{size}{_quoting_advice(value, annotation)}"
+                f"{describe_type_hint(annotation)}{size}{_unquoted_number_advice(value, annotation)}"
             )
         if name == "seed" and value != "???":  # of a random number generator, whatever it is drawn for
             checks.check_whole_number(names.get(name, name), value, minimum=0)
 
 
-def _quoting_advice(value: Any, hint: Any) -> str:
+def _unquoted_number_advice(value: Any, hint: Any) -> str:
     """Advise how to quote a number that is text, as all values of the environment are."""
     if not isinstance(value, str) or str in (hint, *typing.get_args(hint)):
         return ""
@@ -58,7 +58,7 @@ def _quoting_advice(value: Any, hint: Any) -> str:
     return ", without quotes; of the environment, ${oc.decode:${oc.env:NAME}}"
 
 
-def argument_hints(target: Callable[..., Any]) -> dict[str, Any]:
+def argument_type_hints(target: Callable[..., Any]) -> dict[str, Any]:
     """Return argument → annotation; for a class also of arguments that it passes to its base classes."""
     type_hints: dict[str, Any] = {}
     for owner in reversed(inspect.getmro(target)) if inspect.isclass(target) else [target]:
@@ -97,15 +97,17 @@ def too_large(value: Any) -> bool:
     return isinstance(value, numbers.Integral) and not -(2**63) <= int(value) < 2**63
 
 
-def describe_hint(hint: Any) -> str:
+def describe_type_hint(hint: Any) -> str:
     """Describe an annotation in words."""
     if typing.get_origin(hint) in (Union, types.UnionType):
-        return " or ".join(dict.fromkeys(describe_hint(alternative_hint) for alternative_hint in typing.get_args(hint)))
+        return " or ".join(
+            dict.fromkeys(describe_type_hint(alternative_hint) for alternative_hint in typing.get_args(hint))
+        )
     if typing.get_origin(hint) in (list, Sequence, tuple):
         element_hints = [
             alternative_hint for alternative_hint in typing.get_args(hint) if alternative_hint is not Ellipsis
         ] or [Any]
         return "a list, each entry " + " or ".join(
-            describe_hint(alternative_hint) for alternative_hint in element_hints
+            describe_type_hint(alternative_hint) for alternative_hint in element_hints
         )
     return TYPE_DESCRIPTIONS.get(hint, "something else")

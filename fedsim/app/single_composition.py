@@ -26,7 +26,7 @@ def reuse_composition() -> Iterator[None]:
     get_mode, load = Hydra.get_mode, ConfigLoaderImpl.load_configuration
     composed: dict[tuple[str | None, tuple[str, ...]], DictConfig] = {}
 
-    def mode_of(self: Hydra, config_name: str | None, overrides: list[str]) -> Any:
+    def get_cached_mode(self: Hydra, config_name: str | None, overrides: list[str]) -> Any:
         if SWEEP_FLAGS.intersection(sys.argv):
             return get_mode(self, config_name, overrides)
         try:
@@ -47,7 +47,7 @@ def reuse_composition() -> Iterator[None]:
         config = composed.pop((config_name, tuple(overrides)), None) if run_mode == RunMode.RUN else None
         return load(self, config_name, overrides, run_mode, *arguments, **options) if config is None else config
 
-    Hydra.get_mode, ConfigLoaderImpl.load_configuration = mode_of, load_once  # type: ignore[method-assign]
+    Hydra.get_mode, ConfigLoaderImpl.load_configuration = get_cached_mode, load_once  # type: ignore[method-assign]
     try:
         yield
     finally:

@@ -27,12 +27,12 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from fedsim.app import sweep_progress
-from fedsim.app.config import KEYS_WITHOUT_EFFECT, resolved_settings, run_identity
-from fedsim.app.explain import explain, unresolved_reason, without_line_breaks
-from fedsim.app.folders import folder_name, new_folder, override_key
+from fedsim.app.config import KEYS_WITHOUT_EFFECT, identifying_settings, resolved_settings
+from fedsim.app.explain import explain_hydra_error, unresolvable_setting_reason, without_line_breaks
+from fedsim.app.folders import checked_folder_name, new_folder, override_key
 from fedsim.core import checks
 from fedsim.core.errors import ConfigError, DivergenceError, OutputError
-from fedsim.core.files import ensure_real_folder, replacement_file
+from fedsim.core.files import create_real_folder, replacement_file
 from fedsim.core.lock import Lock
 from fedsim.core.speaking import escape_unprintable
 
@@ -67,7 +67,7 @@ def print_to_stderr(*texts: str, **print_options: Any) -> None:
 
 
 @dataclass
-class Record:
+class SweepRunRecord:
     """The status of a run of the sweep.
 
     Attributes:
@@ -86,11 +86,11 @@ class Record:
 
     def write(self, folder: Path) -> None:
         """Write the record atomically."""
-        with replacement_file(ensure_real_folder(folder) / f"{self.number}.json") as file:
+        with replacement_file(create_real_folder(folder) / f"{self.number}.json") as file:
             file.write(json.dumps(asdict(self)) + "\n")
 
 
-def sweep_job(
+def run_sweep_job(
     cfg: DictConfig, folder: Path, run: Callable[[], TaskGenerator[Result]], format_result: Callable[[Result], str]
 ) -> TaskGenerator[float | None]:
     """Yield the local work of one run of a sweep; return its objective, None if there is none or the run failed.
@@ -102,7 +102,7 @@ def sweep_job(
         format_result: what is printed of its result.
     """
     hydra = HydraConfig.get()  # of this run; later the attribute may belong to another one
-    record = Record(int(hydra.job.num), list(hydra.overrides.task), str(folder))
+    record = SweepRunRecord(int(hydra.job.num), list(hydra.overrides.task), str(folder))
     return _run_sweep_job(cfg, folder, run, format_result, hydra, record)
 
 
@@ -112,7 +112,7 @@ def _run_sweep_job(
     run: Callable[[], TaskGenerator[Result]],
     format_result: Callable[[Result], str],
     hydra: Any,
-    record: Record,
+    record: SweepRunRecord,
 ) -> TaskGenerator[float | None]:
     from fedsim.run.stopping import Stopped
 
@@ -171,7 +171,7 @@ def _failure(error: BaseException, folder: Path) -> tuple[str, str]:
     if isinstance(error, (ConfigError, DivergenceError, OutputError)):
         return "failed", str(error)
     if isinstance(error, OmegaConfBaseException):
-        return "failed", explain(error)
+        return "failed", explain_hydra_error(error)
     log.exception("run failed: %s", folder)
     return "failed", error_line(error)
 
@@ -191,7 +191,7 @@ def finished_result(cfg: DictConfig, folder: Path) -> FinalMetrics | None:
         final_metrics = json.loads((folder / SUMMARY).read_text())["final"]
         stored_config = OmegaConf.load(folder / CONFIG)
         assert isinstance(stored_config, DictConfig)
-        if run_identity(stored_config, KEYS_WITHOUT_EFFECT) != run_identity(cfg, KEYS_WITHOUT_EFFECT):
+        if identifying_settings(stored_config, KEYS_WITHOUT_EFFECT) != identifying_settings(cfg, KEYS_WITHOUT_EFFECT):
             return None
         results = {
             name: (summary["mean"], summary["std"]) for name, summary in final_metrics.items()
@@ -253,7 +253,9 @@ class SweepCallback(Callback):
     def on_multirun_start(self, config: DictConfig, **_: Any) -> None:
         """Lock the sweep's folder, delete the records of an earlier sweep there, and name the runs' folders by the
         settings that vary."""
-        if problem := unresolved_reason(OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])):
+        if problem := unresolvable_setting_reason(
+            OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])
+        ):
             sys.exit(f"fedsim: {problem}")  # exit, since Hydra turns errors of a callback into warnings
         override_texts = OmegaConf.to_container(config.hydra.overrides, resolve=False)["task"]  # type: ignore[call-overload, index]
         parsed_overrides = OverridesParser.create().parse_overrides([str(text) for text in override_texts])
@@ -271,7 +273,7 @@ class SweepCallback(Callback):
             if config.out is None:
                 config.out = str(new_folder())
                 config.hydra.overrides.hydra.append(f"out={config.out!r}")
-            SweepCallback.lock = Lock(Path(folder_name("out", config.out)))
+            SweepCallback.lock = Lock(Path(checked_folder_name("out", config.out)))
         except ConfigError as error:
             sys.exit(f"fedsim: {without_line_breaks(str(error))}")
         except OSError as error:
@@ -285,11 +287,11 @@ class SweepCallback(Callback):
         swept_overrides = [override for override in parsed_overrides if override.is_sweep_override()]
         with contextlib.suppress(Exception):  # a pattern is not counted, and an unreadable folder is reported later
             tuning = "optuna" in config.hydra.sweeper._target_
-            total = sweep_progress.expected_runs(config.hydra.sweeper) if tuning else _grid_size(swept_overrides)
+            total = sweep_progress.num_tuning_trials(config.hydra.sweeper) if tuning else _grid_size(swept_overrides)
             if total is not None:
                 SweepCallback.records.mkdir(parents=True, exist_ok=True)
                 with replacement_file(
-                    ensure_real_folder(SweepCallback.records) / sweep_progress.TOTAL_RUNS_FILE
+                    create_real_folder(SweepCallback.records) / sweep_progress.TOTAL_RUNS_FILE
                 ) as file:
                     file.write(json.dumps([total, time.time()]))
 
@@ -310,7 +312,7 @@ def report_sweep_end(problem: str | None = None) -> bool:
     assert SweepCallback.records is not None
     folder = SweepCallback.records.parent
     release_sweep_folder()
-    records = [Record(**json.loads(path.read_text())) for path in SweepCallback.records.glob("*.json")]
+    records = [SweepRunRecord(**json.loads(path.read_text())) for path in SweepCallback.records.glob("*.json")]
     records.sort(key=lambda record: record.number)
     if not records:
         print_to_stderr(
@@ -345,7 +347,7 @@ def report_sweep_end(problem: str | None = None) -> bool:
     return not unfinished_records and problem is None
 
 
-def _override_label(record: Record, other_records: list[Record]) -> str:
+def _override_label(record: SweepRunRecord, other_records: list[SweepRunRecord]) -> str:
     """Return the overrides in which a run differs from another run of its sweep."""
     common_overrides = set(record.overrides).intersection(*(other_record.overrides for other_record in other_records))
     differing_overrides = [override for override in record.overrides if override not in common_overrides]

@@ -74,7 +74,7 @@ def best_run_text(
     from fedsim.app.job_progress import leading_metric, metric_text
     from fedsim.evaluation.columns import is_higher_better
 
-    runs = [(folder, overrides), *_ended_records(records, folder)]
+    runs = [(folder, overrides), *_successful_runs(records, folder)]
     final_metrics = [(run_metrics, texts) for run_folder, texts in runs if (run_metrics := _final_metrics(run_folder))]
     metric_name = leading_metric(final_metrics[0][0]) if final_metrics else None
     name = objective or (metric_name[0] if metric_name else None)
@@ -92,13 +92,13 @@ def best_run_text(
     return f"; best so far: {metric_text(name, value)} ({' '.join(differing_overrides)})"
 
 
-def expected_runs(sweeper: DictConfig) -> int | None:
+def num_tuning_trials(sweeper: DictConfig) -> int | None:
     """Return the number of trials of a tuning sweep; None if its sweeper does not say."""
     trials = sweeper.get("n_trials")
     return trials if isinstance(trials, int) else None
 
 
-def _ended_records(records: Path, folder: Path) -> Iterable[tuple[Path, list[str]]]:
+def _successful_runs(records: Path, folder: Path) -> Iterable[tuple[Path, list[str]]]:
     for path in records.glob("*.json"):
         try:
             record = json.loads(path.read_text())

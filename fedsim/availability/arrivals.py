@@ -8,24 +8,24 @@ from typing import Annotated
 import numpy as np
 
 from fedsim.availability.availability import Population
-from fedsim.availability.lengths import SHAPE_RANGE_BY_LAW, check_shape, standard_lengths
+from fedsim.availability.lengths import SHAPE_RANGE_BY_LAW, check_shape_parameter, unit_mean_lengths
 from fedsim.availability.probabilities import Probability
 from fedsim.availability.processes import Bernoulli
 from fedsim.availability.trajectories import Trajectory
 from fedsim.core import rng
 from fedsim.core.constraints import Count, CountOrZero, Fraction, NonNegative, OneOf, Positive
-from fedsim.core.effects import EffectiveIf, RoundsOfRun
+from fedsim.core.effects import EffectiveIf, RoundParameter
 from fedsim.core.errors import ClientCountError, ConfigError
 
 JOINING_ORDERS = ("random", "number")
 LIFETIMES = ("exponential", "lognormal", "weibull", "constant")
 
 
-def _drawn_arrivals(component: Arrivals, run: object) -> bool:
+def _are_arrivals_drawn(component: Arrivals, run: object) -> bool:
     return component.joins is None
 
 
-def _drawn_lifetimes(component: Arrivals, run: object) -> bool:
+def _are_lifetimes_drawn(component: Arrivals, run: object) -> bool:
     return component.lifetime is not None and component.leaves is None
 
 
@@ -57,15 +57,15 @@ class Arrivals(Bernoulli):
     """
 
     effective_if = (
-        EffectiveIf("initial", _drawn_arrivals, "{at}.joins=null, which gives all rounds"),
-        EffectiveIf("rate", _drawn_arrivals, "{at}.joins=null, which gives all rounds"),
+        EffectiveIf("initial", _are_arrivals_drawn, "{at}.joins=null, which gives all rounds"),
+        EffectiveIf("rate", _are_arrivals_drawn, "{at}.joins=null, which gives all rounds"),
         EffectiveIf(
             "batch", lambda component, run: component.joins is None and component.rate > 0, "{at}.rate above 0"
         ),
-        EffectiveIf("order", _drawn_arrivals, "{at}.joins=null, which gives all rounds"),
-        RoundsOfRun("leaves", measured=True, per_client=True),
+        EffectiveIf("order", _are_arrivals_drawn, "{at}.joins=null, which gives all rounds"),
+        RoundParameter("leaves", measured=True, per_client=True),
         EffectiveIf("lifetime", lambda component, run: component.leaves is None, "{at}.leaves=null"),
-        EffectiveIf("law", _drawn_lifetimes, "{at}.lifetime", attribute="lifetimes"),
+        EffectiveIf("law", _are_lifetimes_drawn, "{at}.lifetime", attribute="lifetimes"),
         EffectiveIf(
             "shape",
             lambda component, run: component.lifetimes in ("lognormal", "weibull") and component.lifetime is not None,
@@ -95,15 +95,15 @@ class Arrivals(Bernoulli):
         self.initial, self.rate, self.batch, self.joins, self.order = initial, rate, batch, joins, order
         self.lifetime, self.lifetimes, self.shape, self.leaves = lifetime, law, shape, leaves
         if law in SHAPE_RANGE_BY_LAW:
-            check_shape(law, shape)
+            check_shape_parameter(law, shape)
         if joins is None and initial == 0 and rate == 0:
             raise ConfigError(key="rate", value=0, needs="lets no client join a population that is empty; raise it")
 
     def setup(self, population: Population) -> None:
         super().setup(population)
         draws = rng.draws_by_seed(population.seeds, self._join_times_and_lifetimes, rng.Purpose.ARRIVAL)  # [R, 2, m]
-        self._join_rounds = self._configured_rounds("joins", self.joins, draws[:, 0])
-        self._leave_rounds = self._configured_rounds("leaves", self.leaves, self._join_rounds + draws[:, 1])
+        self._join_rounds = self._configured_or_drawn_rounds("joins", self.joins, draws[:, 0])
+        self._leave_rounds = self._configured_or_drawn_rounds("leaves", self.leaves, self._join_rounds + draws[:, 1])
 
     def _join_times_and_lifetimes(self, draw: np.random.Generator) -> np.ndarray:
         """[2, m] rounds in which the clients of a replicate join, and their lifetimes."""
@@ -118,13 +118,13 @@ class Arrivals(Bernoulli):
             join_times[join_order[count:]] = (np.cumsum(join_gaps) / self.rate)[number]
         if self.lifetime is None:
             return np.stack([join_times, np.full(clients, np.inf)])
-        lengths = np.ones(clients) if self.lifetimes == "constant" else self._standard_lengths(u)
+        lengths = np.ones(clients) if self.lifetimes == "constant" else self._standard_lifetimes(u)
         return np.stack([join_times, self.lifetime * lengths])
 
-    def _standard_lengths(self, u: np.ndarray) -> np.ndarray:
-        return standard_lengths(self.lifetimes, self.shape, u)
+    def _standard_lifetimes(self, u: np.ndarray) -> np.ndarray:
+        return unit_mean_lengths(self.lifetimes, self.shape, u)
 
-    def _configured_rounds(
+    def _configured_or_drawn_rounds(
         self, parameter_name: str, rounds: Sequence[int] | None, drawn_rounds: np.ndarray
     ) -> np.ndarray:
         """[R, m] the rounds of a setting, or those that were drawn."""

@@ -49,18 +49,18 @@ def draw_uniforms(
     return rng.draws_by_seed(population.seeds, lambda draw: draw.random(size), purpose, *counters)
 
 
-def groups_of(clients: int, groups: int) -> np.ndarray:
+def client_groups(clients: int, groups: int) -> np.ndarray:
     """[m] the group of every client: as many in a row, as evenly as can be."""
     return np.arange(clients) * groups // clients
 
 
-def by_group(key: str, group_values: Sequence[float], clients: int) -> np.ndarray:
+def expand_group_values(key: str, group_values: Sequence[float], clients: int) -> np.ndarray:
     """[m] every client's value: one for all, or one for each of as many groups in order."""
     if not group_values:
         raise ConfigError(f"{key}=[] is empty; give one number, or one for each of several groups")
     if len(group_values) > clients:
         raise ClientCountError(f"{key} has {len(group_values)} groups, more than {{clients}}", clients=clients)
-    return np.asarray(group_values, dtype=np.float64)[groups_of(clients, len(group_values))]
+    return np.asarray(group_values, dtype=np.float64)[client_groups(clients, len(group_values))]
 
 
 class Availability(Validated, ABC):
@@ -95,7 +95,7 @@ class Availability(Validated, ABC):
     def check_rounds(self, rounds: int) -> None:
         """Refuse a run of more rounds than the process knows (most know them all)."""
 
-    def record_of(self) -> dict[str, np.ndarray]:
+    def loaded_arrays(self) -> dict[str, np.ndarray]:
         """What was read from a file, by names of its own: a resumed run must meet the same."""
         return {}
 

@@ -6,9 +6,9 @@ import math
 
 import numpy as np
 
-from fedsim.availability.availability import Population, draw_uniforms, groups_of
+from fedsim.availability.availability import Population, client_groups, draw_uniforms
 from fedsim.availability.probabilities import Probability
-from fedsim.availability.processes import Bernoulli, Walk, bernoulli
+from fedsim.availability.processes import Bernoulli, RoundStates, bernoulli
 from fedsim.availability.trajectories import Trajectory
 from fedsim.core import rng
 from fedsim.core.constraints import Count, Fraction
@@ -16,7 +16,7 @@ from fedsim.core.effects import EffectiveIf
 from fedsim.core.errors import ClientCountError, ConfigError
 
 
-class _GroupedAvailability(Bernoulli):
+class _GroupCorrelatedAvailability(Bernoulli):
     """Clients have p_i^t as under `Bernoulli`, but are not independent within a group."""
 
     def __init__(self, base: Probability | None, trajectory: Trajectory | None, floor: Fraction, groups: Count) -> None:
@@ -27,10 +27,10 @@ class _GroupedAvailability(Bernoulli):
         if self.groups > population.clients:
             raise ClientCountError(f"availability.groups={self.groups} exceeds {{clients}}", clients=population.clients)
         super().setup(population)
-        self._group = groups_of(population.clients, self.groups)
+        self._group = client_groups(population.clients, self.groups)
 
 
-class CommonShock(_GroupedAvailability):
+class CommonShock(_GroupCorrelatedAvailability):
     """Groups of clients fail together: a client is available iff its group has no outage and its independent draw
     succeeds.
 
@@ -85,7 +85,7 @@ class CommonShock(_GroupedAvailability):
                 f"availability.shock={self.shock:g} leaves a client at most the probability {upper_bound:g}, and "
                 f"client {client} is to have {probability:.4g}; lower shock, or availability.base (and floor)"
             )
-        self._walk = Walk(self._next_state)
+        self._walk = RoundStates(self._next_state)
 
     def probabilities(self, t: int) -> np.ndarray:
         return np.minimum(super().probabilities(t), 1 - self.shock)
@@ -101,7 +101,7 @@ class CommonShock(_GroupedAvailability):
         return new_outage if outage is None else np.where(draws[:, 1] < self.persistence, outage, new_outage)
 
 
-class CommonFactor(_GroupedAvailability):
+class CommonFactor(_GroupCorrelatedAvailability):
     """A Gaussian copula: z_i = √ρ f_t + √(1 − ρ) e_i, and client i is available iff Φ(z_i) < p_i^t.
 
     f_t is the factor that a group shares; e_i is independent for each client and round. p_i^t remains the probability
@@ -142,7 +142,7 @@ class CommonFactor(_GroupedAvailability):
 
     def setup(self, population: Population) -> None:
         super().setup(population)
-        self._walk = Walk(self._next_state)
+        self._walk = RoundStates(self._next_state)
 
     def counts(self, t: int) -> np.ndarray:
         """Given the factor all draws are independent: Φ((Φ⁻¹(p) − √ρ f) / √(1 − ρ))."""

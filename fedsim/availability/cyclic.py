@@ -6,7 +6,7 @@ from typing import Annotated
 
 import numpy as np
 
-from fedsim.availability.availability import Availability, Population, groups_of
+from fedsim.availability.availability import Availability, Population, client_groups
 from fedsim.core import rng
 from fedsim.core.constraints import Count, OneOf
 from fedsim.core.errors import ClientCountError, ConfigError
@@ -53,20 +53,20 @@ class Cyclic(Availability):
                 f"availability.groups={self.groups}"
             )
         super().setup(population)
-        self._group = groups_of(m, self.groups)
+        self._group = client_groups(m, self.groups)
 
     def probabilities(self, t: int) -> np.ndarray:
         if self.reshuffle == "members":  # by symmetry, since groups of unequal size are in random order as well
             mean = self.population.clients / self.groups if self.k is None else self.k
             return np.full(self.population.shape, mean / self.population.clients)
         group_probability = (
-            self._present_mask(t) if self.reshuffle == "none" else np.full(self.population.shape, 1 / self.groups)
+            self._availability_mask(t) if self.reshuffle == "none" else np.full(self.population.shape, 1 / self.groups)
         )
         sizes = np.bincount(self._group)
         return group_probability * (1.0 if self.k is None else self.k / sizes[self._group])
 
     def counts(self, t: int) -> np.ndarray:
-        present_mask = self._present_mask(t)
+        present_mask = self._availability_mask(t)
         if self.k is None:
             return present_mask.astype(np.int8)
         counts = np.zeros(present_mask.shape, dtype=np.int8)
@@ -77,15 +77,15 @@ class Cyclic(Availability):
             ] = 1
         return counts
 
-    def _present_mask(self, t: int) -> np.ndarray:
+    def _availability_mask(self, t: int) -> np.ndarray:
         """Return [R, m], which clients are available."""
         cycle_index, group_turn = divmod(t // self.length, self.groups)
         if self.reshuffle == "none":
             return np.broadcast_to(self._group == group_turn, self.population.shape)
 
-        def draw_turns(draw: np.random.Generator) -> np.ndarray:
+        def draw_present_mask(draw: np.random.Generator) -> np.ndarray:
             group = draw.permutation(self.groups)[group_turn]
             members = draw.permutation(self._group) if self.reshuffle == "members" else self._group
             return np.asarray(members == group)
 
-        return rng.draws_by_seed(self.population.seeds, draw_turns, rng.Purpose.TURNS, cycle_index)
+        return rng.draws_by_seed(self.population.seeds, draw_present_mask, rng.Purpose.TURNS, cycle_index)

@@ -13,7 +13,7 @@ SHAPE_RANGE_BY_LAW = {
 }  # and what `shape` may be
 
 
-def check_shape(distribution_name: str, shape_parameter: float) -> None:
+def check_shape_parameter(distribution_name: str, shape_parameter: float) -> None:
     """Refuse a shape parameter outside of its range.
 
     Raises:
@@ -28,7 +28,7 @@ def check_shape(distribution_name: str, shape_parameter: float) -> None:
         )
 
 
-def standard_lengths(
+def unit_mean_lengths(
     distribution_name: str, shape_parameter: float, u: np.ndarray, length_biased: bool = False
 ) -> np.ndarray:
     """Lengths of mean 1, by inversion of uniform numbers; `length_biased`: of the one that covers a given moment, of

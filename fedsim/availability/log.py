@@ -12,20 +12,20 @@ from fedsim.availability.recorded import (
     UNKNOWN_PROBABILITIES_REASON,
     MatchMode,
     MissingRecordsPolicy,
-    Recorded,
+    RecordedAvailability,
     UnmatchedRecordsPolicy,
 )
-from fedsim.availability.times import parse_instant, round_duration, time_column
+from fedsim.availability.times import parse_instant, parse_round_duration, time_column
 from fedsim.core import checks
 from fedsim.core.constraints import Fraction
 from fedsim.core.errors import ConfigError
-from fedsim.data.datasets.own.samples import entry_name, sort_names
+from fedsim.data.datasets.own.samples import client_or_label_name, sort_names
 from fedsim.data.datasets.own.table_columns import Columns, read_columns
 
 log = logging.getLogger(__name__)
 
 
-class TraceLog(Recorded):
+class TraceLog(RecordedAvailability):
     """Sessions, one per line: a client, and the start and end of its session.
 
     Time is divided into rounds from `begin` on. A client is available in a round if its sessions, with overlapping ones
@@ -33,7 +33,7 @@ class TraceLog(Recorded):
     beyond the end of the log, where no client is available. Times are numbers, or ISO 8601 timestamps.
 
     Args:
-        path, repeat, match, unknown, missing: see `fedsim.availability.recorded.Recorded`.
+        path, repeat, match, unknown, missing: see `fedsim.availability.recorded.RecordedAvailability`.
         round: duration of a round: a number in the unit of the times, or for timestamps a duration such as 1h or 30min.
         client, start, end: the names of the columns.
         cover: fraction of a round, from 0 (any moment of it) to 1 (all of it).
@@ -61,8 +61,8 @@ class TraceLog(Recorded):
         super().__init__(path, repeat, match, unknown, missing)
         self.cover = cover
         table = read_columns(self.path, key="availability.path")
-        check_roles(table, self.source, {"client": client, "start": start, "end": end})
-        self.names, client_index = numbered_clients(table, client)
+        check_role_columns(table, self.source, {"client": client, "start": start, "end": end})
+        self.names, client_index = index_clients(table, client)
         self._read(table, start, end, client_index, round, begin, until)
 
     def _read(
@@ -86,7 +86,7 @@ class TraceLog(Recorded):
         if is_reversed.any():
             row = int(is_reversed.argmax())
             raise ConfigError(f"{self.source}: {session_table.row_label(row)}: the session ends before it begins")
-        self._step = round_duration("round", round_length, start_times.kind)
+        self._step = parse_round_duration("round", round_length, start_times.kind)
         log_start = (
             start_times.values.min()
             if recording_start is None
@@ -108,7 +108,7 @@ class TraceLog(Recorded):
         relative_start, relative_end = (
             np.clip(times.values, log_start, log_end) - log_start for times in (start_times, end_times)
         )
-        self._merge_sessions(client_index, relative_start.astype(np.float64), relative_end.astype(np.float64))
+        self._merge_client_sessions(client_index, relative_start.astype(np.float64), relative_end.astype(np.float64))
         present_share = (
             float((self._session_ends - self._session_starts).sum())
             / float(log_end - log_start)
@@ -119,7 +119,9 @@ class TraceLog(Recorded):
             self.source, len(self.names or []), len(client_index), self.length, 100 * present_share,
         )  # fmt: skip
 
-    def _merge_sessions(self, client_index: np.ndarray, session_starts: np.ndarray, session_ends: np.ndarray) -> None:
+    def _merge_client_sessions(
+        self, client_index: np.ndarray, session_starts: np.ndarray, session_ends: np.ndarray
+    ) -> None:
         """Merge each client's sessions that overlap or touch; drop those of length 0.
 
         A session is known by its client and by the rank of its time among all times: whole numbers, compared exactly.
@@ -184,7 +186,7 @@ class TraceLog(Recorded):
         )
 
 
-def check_roles(session_table: Columns, source: str, column_by_role: dict[str, str | None]) -> None:
+def check_role_columns(session_table: Columns, source: str, column_by_role: dict[str, str | None]) -> None:
     """Refuse a table without the columns that keys name, and keys that name one column twice; None names no column."""
     for role_name, column_name in column_by_role.items():
         if column_name is not None and column_name not in session_table.arrays:
@@ -201,7 +203,7 @@ def check_roles(session_table: Columns, source: str, column_by_role: dict[str, s
         )
 
 
-def numbered_clients(table: Columns, name: str) -> tuple[list[str], np.ndarray]:
+def index_clients(table: Columns, name: str) -> tuple[list[str], np.ndarray]:
     """Return the names of the clients in a column, in order, and for each line [N] the position of its client."""
     line_clients = _clients_of_lines(table, name)
     names = sort_names(set(line_clients))
@@ -211,7 +213,7 @@ def numbered_clients(table: Columns, name: str) -> tuple[list[str], np.ndarray]:
 
 def _clients_of_lines(session_table: Columns, column_name: str) -> list[str]:
     """Return the client of each line, [N]."""
-    client_names = [entry_name(value) for value in session_table[column_name].tolist()]
+    client_names = [client_or_label_name(value) for value in session_table[column_name].tolist()]
     nameless_line = next((row for row, value in enumerate(client_names) if value is None), None)
     if nameless_line is not None:
         raise ConfigError(

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from fedsim.availability.availability import Availability, Population, by_group, draw_uniforms
+from fedsim.availability.availability import Availability, Population, draw_uniforms, expand_group_values
 from fedsim.availability.probabilities import Probability, Uniform
-from fedsim.availability.processes import Walk
+from fedsim.availability.processes import RoundStates
 from fedsim.core import checks, rng
 from fedsim.core.errors import ConfigError
 
@@ -49,9 +49,9 @@ class Markov(Availability):
     def setup(self, population: Population) -> None:
         super().setup(population)
         self.base_probabilities = self.base.base(population)
-        self.correlations = by_group("availability.persistence", self.persistence, population.clients)
+        self.correlations = expand_group_values("availability.persistence", self.persistence, population.clients)
         self._refuse_impossible()
-        self._walk = Walk(self._next_state)
+        self._walk = RoundStates(self._next_state)
 
     def _refuse_impossible(self) -> None:
         """Refuse a correlation that is impossible with these probabilities: a chain that changes more often than it

@@ -67,7 +67,7 @@ class Bernoulli(Availability):
     effective_if: EffectDeclarations = (
         EffectiveIf(
             "floor",
-            lambda component, run: run.has_probability(lambda p: p <= component.floor),
+            lambda component, run: run.any_probability(lambda p: p <= component.floor),
             "smaller probabilities of some client",
         ),
     )
@@ -127,7 +127,7 @@ class Multiset(Availability):
 S = TypeVar("S")
 
 
-class Walk(Generic[S]):
+class RoundStates(Generic[S]):
     """The states of rounds 0, 1, …, computed from the last requested round; for an earlier round from the first.
 
     Args:

@@ -22,7 +22,7 @@ MAX_NAMES_IN_MESSAGE = 3  # names in a message
 UNKNOWN_PROBABILITIES_REASON = "replays recorded availability, whose probabilities are unknown"
 
 
-class Recorded(Availability):
+class RecordedAvailability(Availability):
     """A record of n clients, by name, over some rounds.
 
     Names are those of the data, as in `clients.npz`; clients without names are numbered 0 to m − 1. A record without a
@@ -64,7 +64,7 @@ class Recorded(Availability):
     def recorded_probabilities(self, t: int) -> np.ndarray:
         """[n] probabilities of the recorded clients in round t < length."""
 
-    def record_of(self) -> dict[str, np.ndarray]:
+    def loaded_arrays(self) -> dict[str, np.ndarray]:
         arrays = {name.strip("_"): value for name, value in vars(self).items() if isinstance(value, np.ndarray)}
         return {name: value for name, value in arrays.items() if value.dtype.kind in "biuf"}
 
@@ -73,7 +73,7 @@ class Recorded(Availability):
         record_indices: dict[tuple[str, ...] | None, np.ndarray] = {}  # usually all replicates use the same records
         for replicate_names in names_by_replicate:
             if replicate_names not in record_indices and self.match != "draw":
-                record_indices[replicate_names] = self._indices_of(replicate_names, population.clients)
+                record_indices[replicate_names] = self._client_record_indices(replicate_names, population.clients)
         if self.match == "draw":
             self._record_index = np.stack([self._draw_records(seed, population.clients) for seed in population.seeds])
         else:
@@ -91,7 +91,7 @@ class Recorded(Availability):
             )
         return rng.generator(seed, rng.Purpose.ROSTER).permutation(num_records)[:clients]
 
-    def _indices_of(self, names: tuple[str, ...] | None, clients: int) -> np.ndarray:
+    def _client_record_indices(self, names: tuple[str, ...] | None, clients: int) -> np.ndarray:
         """[m] the record of each client, −1 for none."""
         recorded_names = self.names
         if recorded_names is None or self.match == "order":
@@ -111,17 +111,19 @@ class Recorded(Availability):
         client_names = [str(number) for number in range(clients)] if names is None else list(names)
         index_by_name = {name: record_index for record_index, name in enumerate(recorded_names)}
         record_index = np.array([index_by_name.get(name, -1) for name in client_names])
-        self._refuse_unmatched(client_names, names is not None, record_index)
+        self._refuse_unmatched_records(client_names, names is not None, record_index)
         return record_index
 
-    def _refuse_unmatched(self, client_list: list[str], has_names: bool, record_index: np.ndarray) -> None:
+    def _refuse_unmatched_records(self, client_list: list[str], has_names: bool, record_index: np.ndarray) -> None:
         """Refuse records without a client, and clients without a record."""
         assert self.names is not None
         client_names = set(client_list)
         unmatched_names = [name for name in self.names if name not in client_names]
         clients_without_record = [name for name, record in zip(client_list, record_index, strict=True) if record < 0]
         client_names_text = (
-            f"the run's clients are {_first_names(client_list)}" if has_names else self._nameless_text(len(client_list))
+            f"the run's clients are {_first_names(client_list)}"
+            if has_names
+            else self._numbered_clients_text(len(client_list))
         )
         if len(clients_without_record) == len(client_list):
             raise ConfigError(
@@ -143,7 +145,7 @@ class Recorded(Availability):
             )
 
     @staticmethod
-    def _nameless_text(clients: int) -> str:
+    def _numbered_clients_text(clients: int) -> str:
         return f"the data have no client names, so clients are named 0 to {clients - 1}"
 
     def check_rounds(self, rounds: int) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 
 from fedsim.availability.availability import Population, draw_uniforms
 from fedsim.availability.probabilities import Probability
-from fedsim.availability.processes import Bernoulli, Walk
+from fedsim.availability.processes import Bernoulli, RoundStates
 from fedsim.availability.trajectories import Stationary, Trajectory
 from fedsim.core import rng
 from fedsim.core.constraints import Count, CountOrZero, Fraction
@@ -71,7 +71,7 @@ class MinimumSeparation(Bernoulli):
                 clients=population.clients,
             )
         super().setup(population)
-        self._walk = Walk(self._next_state)
+        self._walk = RoundStates(self._next_state)
 
     def conditional_probability(self, t: int) -> np.ndarray:
         """[R, m] p_i^t of clients that do not rest."""

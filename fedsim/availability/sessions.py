@@ -8,9 +8,9 @@ from typing import Annotated
 import numpy as np
 
 from fedsim.availability.availability import Availability, Population, draw_uniforms
-from fedsim.availability.lengths import SHAPE_RANGE_BY_LAW, check_shape, standard_lengths
+from fedsim.availability.lengths import SHAPE_RANGE_BY_LAW, check_shape_parameter, unit_mean_lengths
 from fedsim.availability.probabilities import Probability, Uniform
-from fedsim.availability.processes import Walk
+from fedsim.availability.processes import RoundStates
 from fedsim.availability.trajectories import Stationary, Trajectory
 from fedsim.core import rng
 from fedsim.core.constraints import NonNegative, OneOf, Positive
@@ -19,7 +19,7 @@ from fedsim.core.errors import ConfigError
 
 
 @dataclass
-class _SessionState:
+class _DeviceSessions:
     """Where every device stands, [R, m] each: whether it has a session, when that or its absence ends, and the level
     of the session."""
 
@@ -78,13 +78,13 @@ class DeviceSessions(Availability):
             )
         self.lengths = law
         self.shape = shape
-        check_shape(law, shape)
+        check_shape_parameter(law, shape)
 
     def setup(self, population: Population) -> None:
         super().setup(population)
         self.base_probabilities = p = self.base.base(population)
         self._mean_absence = np.divide(self.length * (1 - p), p, out=np.full(p.shape, np.inf), where=p > 0)
-        self._walk = Walk(self._next_state)
+        self._walk = RoundStates(self._next_state)
 
     def probabilities(self, t: int) -> np.ndarray:
         probabilities = self.trajectory.at(t, self.base_probabilities, self.population)
@@ -94,7 +94,7 @@ class DeviceSessions(Availability):
         session_state, p = self._walk.at(t), self.base_probabilities
         return (session_state.in_session & (session_state.level * p < self.probabilities(t))).astype(np.int8)
 
-    def _next_state(self, previous_state: _SessionState | None, t: int) -> _SessionState:
+    def _next_state(self, previous_state: _DeviceSessions | None, t: int) -> _DeviceSessions:
         if previous_state is None:
             return self._initial_state()
         in_session, stretch_end, activity_level = (
@@ -111,19 +111,19 @@ class DeviceSessions(Availability):
                 stretch_end[replicate] += np.where(end_mask, self._session_lengths(mean, draws[0]), 0.0)
                 activity_level[replicate] = np.where(end_mask, draws[1], activity_level[replicate])
                 num_changes += 1
-        return _SessionState(in_session, stretch_end, activity_level)
+        return _DeviceSessions(in_session, stretch_end, activity_level)
 
-    def _initial_state(self) -> _SessionState:
+    def _initial_state(self) -> _DeviceSessions:
         uniform_draws = draw_uniforms(self.population, rng.Purpose.SPELL, size=(4, self.population.clients))
         in_session = uniform_draws[:, 0] < self.base_probabilities
         mean = np.where(in_session, self.length, self._mean_absence)
         # the session that covers round 0 is length-biased, and its remaining time is uniform
         remaining_length = uniform_draws[:, 1] * self._session_lengths(mean, uniform_draws[:, 2], length_biased=True)
         remaining_length = np.where(self.base_probabilities == 1, np.inf, remaining_length)
-        return _SessionState(in_session, remaining_length, uniform_draws[:, 3])
+        return _DeviceSessions(in_session, remaining_length, uniform_draws[:, 3])
 
     def _session_lengths(self, mean: np.ndarray, u: np.ndarray, length_biased: bool = False) -> np.ndarray:
         """Lengths of these means; `length_biased`: of the stretch that covers a given moment, of density ∝ x f(x)."""
         with np.errstate(invalid="ignore"):  # ∞ · 0
-            lengths = mean * standard_lengths(self.lengths, self.shape, u, length_biased)
+            lengths = mean * unit_mean_lengths(self.lengths, self.shape, u, length_biased)
         return np.where(np.isinf(mean), np.inf, lengths)

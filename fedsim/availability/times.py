@@ -42,7 +42,7 @@ class Times:
     values: np.ndarray
 
 
-def round_duration(config_key: str, duration: float | str, time_kind: str) -> float:
+def parse_round_duration(config_key: str, duration: float | str, time_kind: str) -> float:
     """Return the duration of a round, in the unit of times of this kind.
 
     Raises:

@@ -15,18 +15,18 @@ from fedsim.availability.recorded import (
     UNKNOWN_PROBABILITIES_REASON,
     MatchMode,
     MissingRecordsPolicy,
-    Recorded,
+    RecordedAvailability,
     UnmatchedRecordsPolicy,
 )
 from fedsim.availability.trace_table import probability_column, round_column
 from fedsim.core import checks
 from fedsim.core.errors import ConfigError, MissingDataError
 from fedsim.core.files import check_regular_path
-from fedsim.data.datasets.own.samples import entry_name
+from fedsim.data.datasets.own.samples import client_or_label_name
 from fedsim.data.datasets.own.table_columns import CSV_SEPARATORS, Columns, read_columns
 
 
-class Trace(Recorded):
+class Trace(RecordedAvailability):
     """Line t contains p_i^t of every client: 0 and 1 (or false and true) for recorded availability, or probabilities
     between.
 
@@ -38,7 +38,7 @@ class Trace(Recorded):
             Python also a data frame, or an array, tensor or nested list [rounds, clients].
         header: whether a CSV file begins with a line of names: true, false, or auto by that rule.
         round: name of the column with round numbers, in any order; null: lines are rounds in order.
-        repeat, match, unknown, missing: see `fedsim.availability.recorded.Recorded`.
+        repeat, match, unknown, missing: see `fedsim.availability.recorded.RecordedAvailability`.
 
     Raises:
         ConfigError: for a wrong shape, gaps, or values outside [0, 1]; the message names the line.
@@ -136,7 +136,7 @@ class Trace(Recorded):
         clients = [name for name in trace_columns.arrays if name != round]
         if not clients:
             raise ConfigError(f"{self.source} has no column of a client")
-        self.names = [entry_name(name) or name for name in clients]
+        self.names = [client_or_label_name(name) or name for name in clients]
         return np.stack([probability_column(trace_columns, name) for name in clients], axis=1)[line_order]
 
     def _read_csv(self, round_column: str | None) -> np.ndarray:
@@ -150,8 +150,8 @@ class Trace(Recorded):
             raise ConfigError(f"{self.source} cannot be read as CSV ({error})") from error
         if csv_lines and not csv_lines[0]:
             raise ConfigError(f"{self.source}, line 1 is empty; expected one column per client")
-        if self._begins_with_names(csv_lines):
-            self._check_names([name.strip() for name in csv_lines[0]])
+        if self._has_header(csv_lines):
+            self._check_client_names([name.strip() for name in csv_lines[0]])
             self.names = [name.strip() for name in csv_lines.pop(0)]
         first_line_number = 1 + (self.names is not None)
         for line_number, csv_line in enumerate(csv_lines, start=first_line_number):
@@ -170,7 +170,7 @@ class Trace(Recorded):
         table = np.array([[_parse_number(cell) for cell in csv_line] for csv_line in csv_lines], dtype=np.float64)
         return self._checked_table(table, "line {}".format, first_line_number)
 
-    def _begins_with_names(self, csv_lines: list[list[str]]) -> bool:
+    def _has_header(self, csv_lines: list[list[str]]) -> bool:
         """Return whether the first line consists of names; if that is unclear, `setup` decides by the clients."""
         cells = [cell.strip() for cell in csv_lines[0]] if csv_lines else []
         if self.header is not None or not cells:
@@ -187,7 +187,7 @@ class Trace(Recorded):
         return any(number is None or (cell.lstrip("+-").isdecimal() and number not in (0.0, 1.0))
                    for cell, number in zip(cells, numbers, strict=True))  # fmt: skip
 
-    def _check_names(self, client_names: list[str]) -> None:
+    def _check_client_names(self, client_names: list[str]) -> None:
         duplicate_name = next((name for name in client_names if client_names.count(name) > 1), None)
         if duplicate_name is not None:
             raise ConfigError(

@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 
-from fedsim.availability.log import check_roles, numbered_clients
+from fedsim.availability.log import check_role_columns, index_clients
 from fedsim.availability.recorded import (
     UNKNOWN_PROBABILITIES_REASON,
     MatchMode,
     MissingRecordsPolicy,
-    Recorded,
+    RecordedAvailability,
     UnmatchedRecordsPolicy,
 )
 from fedsim.core.errors import ConfigError
@@ -20,14 +20,14 @@ from fedsim.data.datasets.own.table_columns import Columns, as_numbers, is_missi
 PROBABILITY_BY_WORD = {"true": 1.0, "false": 0.0, "yes": 1.0, "no": 0.0}
 
 
-class TraceTable(Recorded):
+class TraceTable(RecordedAvailability):
     """A line states the availability of a client in a round: true or 1, false or 0, or a probability between.
 
     Rounds are integers; the smallest is round 0 of the run, and all rounds between the smallest and the largest exist,
     also those without a line. A client without a line in a round was not available.
 
     Args:
-        path, repeat, match, unknown, missing: see `fedsim.availability.recorded.Recorded`.
+        path, repeat, match, unknown, missing: see `fedsim.availability.recorded.RecordedAvailability`.
         client, round: the names of columns.
         available: likewise; null: every line means that the client was available.
     """
@@ -45,8 +45,8 @@ class TraceTable(Recorded):
     ) -> None:
         super().__init__(path, repeat, match, unknown, missing)
         trace_columns = read_columns(self.path, key="availability.path")
-        check_roles(trace_columns, self.source, {"client": client, "round": round, "available": available})
-        client_names, client_index = numbered_clients(trace_columns, client)
+        check_role_columns(trace_columns, self.source, {"client": client, "round": round, "available": available})
+        client_names, client_index = index_clients(trace_columns, client)
         self.names = client_names
         round_numbers = round_column(trace_columns, round)
         line_probabilities = (
@@ -102,7 +102,7 @@ def probability_column(trace_columns: Columns, column_name: str) -> np.ndarray:
     column_values = trace_columns[column_name]
     column_numbers = as_numbers(column_values, is_missing(column_values))
     if column_numbers is None:
-        column_numbers = np.array([_parse_probability(value) for value in column_values.tolist()])
+        column_numbers = np.array([_probability_or_nan(value) for value in column_values.tolist()])
     invalid_mask = ~((column_numbers >= 0) & (column_numbers <= 1))
     if invalid_mask.any():
         row = int(invalid_mask.argmax())
@@ -113,7 +113,7 @@ def probability_column(trace_columns: Columns, column_name: str) -> np.ndarray:
     return column_numbers
 
 
-def _parse_probability(value: Any) -> float:
+def _probability_or_nan(value: Any) -> float:
     """Return a probability; NaN if the entry is none."""
     cell_text = str(value).strip().lower()
     if cell_text in PROBABILITY_BY_WORD:

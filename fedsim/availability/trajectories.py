@@ -112,7 +112,7 @@ class InterleavedSine(Sine):
     effective_if = (
         EffectiveIf(
             "cutoff",
-            lambda component, run: run.has_probability(lambda p: p < component.cutoff),
+            lambda component, run: run.any_probability(lambda p: p < component.cutoff),
             "smaller probabilities of some client",
         ),
     )

@@ -22,7 +22,7 @@ from fedsim.core.errors import (
 if TYPE_CHECKING:
     from fedsim.core.federation import WEIGHTINGS, Cohort, Federation
     from fedsim.core.memory import Memory
-    from fedsim.core.ranks import Ranks
+    from fedsim.core.ranks import ProcessRanks
     from fedsim.core.report import Report
 
 __all__ = [
@@ -37,7 +37,7 @@ __all__ = [
     "NoReferenceError",
     "OutputError",
     "PeerError",
-    "Ranks",
+    "ProcessRanks",
     "Report",
     "RunError",
 ]
@@ -47,7 +47,7 @@ _HOMES = {
     "Cohort": "federation",
     "Federation": "federation",
     "Memory": "memory",
-    "Ranks": "ranks",
+    "ProcessRanks": "ranks",
     "Report": "report",
 }
 

@@ -18,7 +18,7 @@ TRAINED_ROLE, RECEIVED_ROLE, PRIVATE_ROLE, STATISTIC_ROLE = "trained", "received
 
 
 @dataclass(frozen=True)
-class ParameterColumns:
+class TensorColumns:
     """The columns of one of the model's tensors in the rows that a strategy sees.
 
     Attributes:
@@ -59,7 +59,7 @@ class ParameterColumns:
 
 
 @dataclass(frozen=True)
-class ColumnNames(Mapping[str, ParameterColumns]):
+class ColumnsByName(Mapping[str, TensorColumns]):
     """Name of a tensor → its columns, in the module's order: parameters first, then running statistics.
 
     Example:
@@ -68,7 +68,7 @@ class ColumnNames(Mapping[str, ParameterColumns]):
         (slice(0, 2, None), 'private')
     """
 
-    columns_by_name: dict[str, ParameterColumns] = field(default_factory=dict)
+    columns_by_name: dict[str, TensorColumns] = field(default_factory=dict)
 
     @classmethod
     def from_shapes(
@@ -77,9 +77,9 @@ class ColumnNames(Mapping[str, ParameterColumns]):
         statistics: Mapping[str, Any],
         private_parameters: set[str],
         received_parameters: Collection[str] = (),
-    ) -> ColumnNames:
+    ) -> ColumnsByName:
         """Build the columns of a model whose parameters and statistics have these shapes."""
-        by_name: dict[str, ParameterColumns] = {}
+        by_name: dict[str, TensorColumns] = {}
         start_column = 0
         for name, shape in {**shapes, **statistics}.items():
             role = (
@@ -90,10 +90,10 @@ class ColumnNames(Mapping[str, ParameterColumns]):
             if role in (TRAINED_ROLE, RECEIVED_ROLE):
                 columns = slice(start_column, start_column + math.prod(shape))
                 start_column = columns.stop
-            by_name[name] = ParameterColumns(name, tuple(shape), role, columns)
+            by_name[name] = TensorColumns(name, tuple(shape), role, columns)
         return cls(by_name)
 
-    def __getitem__(self, name: str) -> ParameterColumns:
+    def __getitem__(self, name: str) -> TensorColumns:
         if name not in self.columns_by_name:
             name_hint = checks.nearest_name_hint(name, self.columns_by_name)
             raise ConfigError(
@@ -112,11 +112,11 @@ class ColumnNames(Mapping[str, ParameterColumns]):
         return len(self.columns_by_name)
 
     @property
-    def num_received(self) -> int:
+    def num_received_columns(self) -> int:
         """The number of columns that clients receive and do not send."""
         return sum(math.prod(entry.shape) for entry in self.columns_by_name.values() if entry.role == RECEIVED_ROLE)
 
-    def matching(self, pattern: str) -> list[ParameterColumns]:
+    def matching(self, pattern: str) -> list[TensorColumns]:
         """Return the tensors in rows whose names match the regular expression.
 
         Raises:

@@ -65,14 +65,14 @@ class ParameterPartition:
         return None if bool((columns.diff() == 1).all()) else columns.argsort()
 
     @functools.cached_property
-    def _shared_columns(self) -> Tensor | slice:
+    def _shared_column_index(self) -> Tensor | slice:
         return slice_if_contiguous(self.shared)
 
     def select_shared(self, rows: Tensor) -> Tensor:
         """Return […, d] → […, d_s], the columns that strategies see."""
-        return rows[..., self._shared_columns]
+        return rows[..., self._shared_column_index]
 
-    def add_initial_memory(self, initial: Tensor, memory: Memory, federation: Federation) -> None:
+    def add_hidden_columns(self, initial: Tensor, memory: Memory, federation: Federation) -> None:
         """Add the hidden columns of initial rows [R, d] to a memory."""
         if len(self.private):
             memory.clients[OWN_COLUMNS_ENTRY] = federation.broadcast(initial[:, self.private])
@@ -88,7 +88,7 @@ class ParameterPartition:
         averaged = cohort.broadcast(memory.server[AVERAGED_COLUMNS_ENTRY]) if len(self.averaged) else no_columns
         return self.merge_parts(shared_rows, private_columns, averaged)
 
-    def server_rows(self, shared_rows: Tensor, memory: Memory, federation: Federation) -> Tensor:
+    def full_server_rows(self, shared_rows: Tensor, memory: Memory, federation: Federation) -> Tensor:
         """Return [R, d_s] → [R, d] with the mean over all clients of their private columns, for evaluation; no
         client has this model."""
         if not self.has_hidden_columns:
@@ -100,7 +100,7 @@ class ParameterPartition:
         averaged = memory.server[AVERAGED_COLUMNS_ENTRY] if len(self.averaged) else no_columns
         return self.merge_parts(shared_rows, private_columns, averaged)
 
-    def expand_carry(self, carry: dict[str, Tensor], cohort: Cohort, memory: Memory) -> dict[str, Tensor]:
+    def expand_carry_columns(self, carry: dict[str, Tensor], cohort: Cohort, memory: Memory) -> dict[str, Tensor]:
         """Return a strategy's carry in which 'params' and directions [n, d_s] have become rows [n, d]; gradients of
         columns that the strategy does not see are unchanged."""
         rows = self.full_rows(carry["params"], cohort, memory)
@@ -113,7 +113,7 @@ class ParameterPartition:
             full_carry["proximal"] = carry["proximal"][:, None] * mask
         return full_carry
 
-    def restrict_carry(self, end: dict[str, Tensor], carry_before: dict[str, Tensor]) -> dict[str, Tensor]:
+    def shared_carry(self, end: dict[str, Tensor], carry_before: dict[str, Tensor]) -> dict[str, Tensor]:
         """Return the carry that a strategy sees after the local steps, with the entries of `carry_before` in their
         own shapes."""
         strategy_carry = dict(end)
@@ -122,7 +122,7 @@ class ParameterPartition:
                 strategy_carry[name] = carry_before[name] if name == "proximal" else self.select_shared(end[name])
         return strategy_carry
 
-    def store_hidden_columns(self, rows: Tensor, cohort: Cohort, memory: Memory) -> None:
+    def store_unshared_columns(self, rows: Tensor, cohort: Cohort, memory: Memory) -> None:
         """Store the private columns, and the mean of the averaged ones, of the rows [n, d] of a round."""
         if len(self.private):
             memory.scatter_entry(cohort, OWN_COLUMNS_ENTRY, rows[:, self.private])

@@ -58,7 +58,7 @@ class Constraint(ABC):
 
 
 @dataclass(frozen=True)
-class AtLeast(Constraint):
+class IntegerAtLeast(Constraint):
     """A whole number, `minimum` or more."""
 
     minimum: int
@@ -71,7 +71,7 @@ class AtLeast(Constraint):
 
 
 @dataclass(frozen=True)
-class AutoOrAtLeast(AtLeast):
+class AutoOrAtLeast(IntegerAtLeast):
     """The word auto, or a whole number, `minimum` or more."""
 
     def check(self, key: str, value: Any) -> Any:
@@ -86,7 +86,7 @@ class AutoOrAtLeast(AtLeast):
 
 
 @dataclass(frozen=True)
-class NameOrAtLeast(AtLeast):
+class NameOrAtLeast(IntegerAtLeast):
     """A name, or a whole number, `minimum` or more."""
 
     def check(self, key: str, value: Any) -> Any:
@@ -160,7 +160,7 @@ class OneOf(Constraint):
 
 
 @dataclass(frozen=True)
-class ForEachSeed(Constraint):
+class PerSeedConstraint(Constraint):
     """One number, or a list with one number for each seed. The inner annotation constrains each of them."""
 
     def check(self, key: str, value: Any) -> Any:
@@ -172,8 +172,8 @@ class ForEachSeed(Constraint):
         return "or one per seed"
 
 
-Count = Annotated[int, AtLeast(1)]
-CountOrZero = Annotated[int, AtLeast(0)]
+Count = Annotated[int, IntegerAtLeast(1)]
+CountOrZero = Annotated[int, IntegerAtLeast(0)]
 AutoOrCount = Annotated[int | str, AutoOrAtLeast(1)]
 IndexOrName = Annotated[int | str, NameOrAtLeast(0)]
 Real = Annotated[float, Finite()]
@@ -181,13 +181,13 @@ Positive = Annotated[float, AboveZero()]
 NonNegative = Annotated[float, ZeroOrMore()]
 Fraction = Annotated[float, WithinUnit()]  # [0, 1]
 PositiveFraction = Annotated[float, WithinUnit(above_zero=True)]  # (0, 1]
-RealPerSeed = Annotated[Real | list[Real], ForEachSeed()]
-PositivePerSeed = Annotated[Positive | list[Positive], ForEachSeed()]
-NonNegativePerSeed = Annotated[NonNegative | list[NonNegative], ForEachSeed()]
-FractionPerSeed = Annotated[Fraction | list[Fraction], ForEachSeed()]
+RealPerSeed = Annotated[Real | list[Real], PerSeedConstraint()]
+PositivePerSeed = Annotated[Positive | list[Positive], PerSeedConstraint()]
+NonNegativePerSeed = Annotated[NonNegative | list[NonNegative], PerSeedConstraint()]
+FractionPerSeed = Annotated[Fraction | list[Fraction], PerSeedConstraint()]
 
 
-def validated(decorated_function: F) -> F:
+def validate_arguments(decorated_function: F) -> F:
     """Decorate a function or class so that its annotated arguments are checked before its body runs.
 
     Annotations are looked up when it is called first, so that they may name what the module defines later; one that
@@ -195,7 +195,7 @@ def validated(decorated_function: F) -> F:
     too.
     """
     if isinstance(decorated_function, type):
-        _validate_constructor(decorated_function)
+        _wrap_constructor(decorated_function)
         return decorated_function
     parameters: _ParameterChecks | None = None
 
@@ -222,10 +222,10 @@ def validated(decorated_function: F) -> F:
     return typing.cast("F", checked_call)
 
 
-def _validate_constructor(cls: type) -> None:
+def _wrap_constructor(cls: type) -> None:
     constructor = vars(cls).get("__init__")
     if isinstance(constructor, types.FunctionType) and not hasattr(constructor, _VALIDATED_ATTRIBUTE):
-        cls.__init__ = validated(constructor)  # type: ignore[misc]
+        cls.__init__ = validate_arguments(constructor)  # type: ignore[misc]
 
 
 _VALIDATED_CLASSES: weakref.WeakSet[type] = weakref.WeakSet()  # classes whose constructors check
@@ -259,7 +259,7 @@ class Validated:
         if cls not in _VALIDATED_CLASSES:
             for base in cls.__mro__:  # the constructor of a dataclass is made after __init_subclass__
                 if base is not object and issubclass(base, Validated):
-                    _validate_constructor(base)
+                    _wrap_constructor(base)
             _VALIDATED_CLASSES.add(cls)
         if (args or kwargs) and cls.__init__ is object.__init__:  # object.__init__ ignores them, as there is a __new__
             raise TypeError(f"{cls.__name__}() takes no arguments")
@@ -267,7 +267,7 @@ class Validated:
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        _validate_constructor(cls)
+        _wrap_constructor(cls)
 
 
 class _ParameterChecks:
@@ -362,23 +362,23 @@ def constraints_in_hint(type_hint: Any) -> Iterator[Constraint]:
 
 def describe_allowed_values(hint: Any) -> str:
     """Describe the values that an annotation allows, in a few words."""
-    hint_text = _hint_text(hint)
+    hint_text = _constraint_text(hint)
     return f"{hint_text}; or null" if type(None) in typing.get_args(hint) else hint_text
 
 
-def _hint_text(type_hint: Any) -> str:
+def _constraint_text(type_hint: Any) -> str:
     if typing.get_origin(type_hint) is Annotated:
         base_hint, *markers = typing.get_args(type_hint)
         constraint_descriptions = [
-            _hint_text(base_hint),
+            _constraint_text(base_hint),
             *(str(marker) for marker in markers if isinstance(marker, Constraint)),
         ]
         return ", ".join(filter(None, constraint_descriptions))
-    if _is_list(type_hint):
-        entries = _hint_text(typing.get_args(type_hint)[0])
+    if _is_list_hint(type_hint):
+        entries = _constraint_text(typing.get_args(type_hint)[0])
         return entries and f"each {entries}"
     constraint_descriptions = [
-        description for description in map(_hint_text, typing.get_args(type_hint)) if description
+        description for description in map(_constraint_text, typing.get_args(type_hint)) if description
     ]
     return " or ".join(
         description
@@ -398,15 +398,15 @@ def _check_for_hint(type_hint: Any) -> CheckFunction | None:
         of_inner = _check_for_hint(base_hint)
         return _chain_checks([*([of_inner] if of_inner else []), *steps])
     if hint_origin in (Union, types.UnionType):
-        return _alternatives_check(typing.get_args(type_hint))
-    if _is_list(type_hint):
+        return _make_union_check(typing.get_args(type_hint))
+    if _is_list_hint(type_hint):
         inner_check = _check_for_hint(typing.get_args(type_hint)[0])
         assert inner_check is not None
         return _list_check(inner_check)
     return None
 
 
-def _is_list(hint: Any) -> bool:
+def _is_list_hint(hint: Any) -> bool:
     return typing.get_origin(hint) in (list, tuple, Sequence)
 
 
@@ -437,20 +437,22 @@ def _list_check(check: CheckFunction) -> CheckFunction:
     return check_entries
 
 
-def _alternatives_check(union_members: tuple[Any, ...]) -> CheckFunction:
+def _make_union_check(union_members: tuple[Any, ...]) -> CheckFunction:
     """Return the check of a union: lists are checked as lists, other values as single ones, unless they are of a
     class without constraints."""
-    of_lists = next((_check_for_hint(hint) for hint in union_members if _is_list(hint)), None)
-    of_single = next((check for hint in union_members if not _is_list(hint) and (check := _check_for_hint(hint))), None)
+    of_lists = next((_check_for_hint(hint) for hint in union_members if _is_list_hint(hint)), None)
+    of_single = next(
+        (check for hint in union_members if not _is_list_hint(hint) and (check := _check_for_hint(hint))), None
+    )
     scalar_types = tuple(
-        hint for hint in union_members if isinstance(hint, type) and not _is_list(hint)
+        hint for hint in union_members if isinstance(hint, type) and not _is_list_hint(hint)
     )  # NoneType among them
 
-    def check_one(key: str, value: Any) -> Any:
+    def check_union(key: str, value: Any) -> Any:
         if isinstance(value, scalar_types):
             return value
         if of_lists is not None and (of_single is None or _is_list_like(value)):
             return of_lists(key, value)
         return value if of_single is None else of_single(key, value)
 
-    return check_one
+    return check_union

@@ -1,8 +1,8 @@
 """Settings that have no effect in the run they are given for.
 
 A class declares, beside its constructor, under which condition a parameter has an effect (`EffectiveIf`), which
-parameters are rounds of the run (`RoundsOfRun`), and which values stop all training (`StopsTraining`).
-`sentences_without_effect` and `sentences_stopping_training` read these declarations for a run; nothing outside the
+parameters are rounds of the run (`RoundParameter`), and which values stop all training (`StopsTraining`).
+`sentences_without_effect` and `no_training_sentences` read these declarations for a run; nothing outside the
 class has to know of them. A class of one's own may declare some too:
 
     >>> class Discount:
@@ -45,7 +45,7 @@ class EffectiveIf:
 
 
 @dataclass(frozen=True)
-class RoundsOfRun:
+class RoundParameter:
     """Declares that a constructor's parameter is a round, or a list of rounds, in which something begins: rounds after
     the run's last one have no effect. This is reported for defaults, too.
 
@@ -66,7 +66,7 @@ class RoundsOfRun:
     def warning_sentences(self, config_path: str, component: Any, simulation: Any) -> Iterator[str]:
         """Return a sentence for each round that the run does not reach, or one if the parameter has no effect at
         all."""
-        value = _declared_value(component, self)
+        value = _parameter_value(component, self)
         if value is None:
             return
         last_round = simulation.rounds if self.measured else simulation.rounds - 1
@@ -86,7 +86,7 @@ class RoundsOfRun:
                 yield f"{setting_text} has no effect in round {entry} without more than {entry - self.measured} rounds"
 
 
-EffectDeclarations: TypeAlias = tuple[EffectiveIf | RoundsOfRun, ...]
+EffectDeclarations: TypeAlias = tuple[EffectiveIf | RoundParameter, ...]
 
 
 @dataclass(frozen=True)
@@ -118,9 +118,9 @@ def sentences_without_effect(config_path: str, component: Any, simulation: Any) 
     for path, declaring_object in _nested_objects(config_path, component):
         for parameter_name, rules in _declarations_of(declaring_object, "effective_if").items():
             conditional_rules = [rule for rule in rules if isinstance(rule, EffectiveIf)]
-            of_rounds = [rule for rule in rules if isinstance(rule, RoundsOfRun)]
+            of_rounds = [rule for rule in rules if isinstance(rule, RoundParameter)]
             for rule in conditional_rules:
-                value = _declared_value(declaring_object, rule)
+                value = _parameter_value(declaring_object, rule)
                 if differs_from_default(type(declaring_object), parameter_name, value) and not rule.condition(
                     declaring_object, simulation
                 ):
@@ -133,13 +133,13 @@ def sentences_without_effect(config_path: str, component: Any, simulation: Any) 
                         yield from rounds.warning_sentences(path, declaring_object, simulation)
 
 
-def sentences_stopping_training(at: str, component: Any, run: Any) -> Iterator[str]:
+def no_training_sentences(at: str, component: Any, run: Any) -> Iterator[str]:
     """Return a sentence for each parameter of an object, and of nested objects, because of which no model can move."""
     for path, owner in _nested_objects(at, component):
         for name, rules in _declarations_of(owner, "stops_training").items():
             for rule in rules:
                 if rule.condition(owner, run):
-                    value = _declared_value(owner, rule)
+                    value = _parameter_value(owner, rule)
                     yield f"{_setting_text(path, name, value)} trains nothing: {rule.explanation.replace('{at}', path)}"
 
 
@@ -203,7 +203,7 @@ def _nested_objects(path: str, component: Any) -> Iterator[tuple[str, Any]]:
             yield from _nested_objects(f"{path}.{name}", value)
 
 
-def _declared_value(owner: Any, rule: Any) -> Any:
+def _parameter_value(owner: Any, rule: Any) -> Any:
     """Return the value that the object was given for the parameter of this declaration."""
     value = owner
     for name in (rule.attribute or rule.parameter).split("."):

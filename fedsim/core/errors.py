@@ -8,7 +8,7 @@ from typing import Any
 
 from typing_extensions import Self
 
-from fedsim.core.speaking import unwrap_numpy_scalars
+from fedsim.core.speaking import strip_numpy_scalar_reprs
 
 UNSET: Any = ...  # a key whose value is not shown in messages
 
@@ -17,7 +17,7 @@ class ConfigError(ValueError):
     """The run cannot start as configured. Raised before the first round, never after.
 
     A part names its own parameters: `FedAvg(server_lr=-1)` says "server_lr=-1 must be positive". Whoever puts the part
-    into something larger adds where it stands there (`with_prefix`), and the command line says
+    into something larger adds where it stands there (`with_key_prefix`), and the command line says
     "strategy.server_lr=-1 …".
 
     Example:
@@ -47,18 +47,18 @@ class ConfigError(ValueError):
         self.mentions = {name: name for name in mentions}
         super().__init__(self._message_text())
 
-    def with_prefix(self, prefix: str) -> Self:
+    def with_key_prefix(self, prefix: str) -> Self:
         """Return the same error with `prefix` before its keys; keys that begin with the prefix are unchanged."""
         return self._apply_renames(lambda key: key if key.startswith(f"{prefix}.") else f"{prefix}.{key}")
 
     def with_renamed_keys(self, names: Mapping[str, str]) -> Self:
         """Return the same error with keys renamed by `names`; indices of entries are kept."""
 
-        def display_name(key: str) -> str:
+        def renamed_key(key: str) -> str:
             name, bracket, index = key.partition("[")
             return names.get(name, name) + bracket + index
 
-        return self._apply_renames(display_name)
+        return self._apply_renames(renamed_key)
 
     def _apply_renames(self, rename: Callable[[str], str]) -> Self:
         self.key = None if self.key is None else rename(self.key)
@@ -71,7 +71,7 @@ class ConfigError(ValueError):
         sentence = (
             self._fill_placeholders(self.message) or f"{self.key}{value_text} {self._fill_placeholders(self.needs)}"
         )
-        return unwrap_numpy_scalars(sentence)  # np.float64(0.5) is 0.5
+        return strip_numpy_scalar_reprs(sentence)  # np.float64(0.5) is 0.5
 
     def _fill_placeholders(self, text: str) -> str:
         for name, key in self.mentions.items():
@@ -92,7 +92,7 @@ class ClientCountError(ConfigError):
         self.clients, self.can_be_set, self.newcomers = clients, settable, 0
         super().__init__(message, **options)
 
-    def including_newcomers(self, newcomers: int) -> Self:
+    def with_newcomer_count(self, newcomers: int) -> Self:
         """Return the same error, with `clients` increased by the number of newcomers."""
         self.newcomers = newcomers
         return self._apply_renames(lambda key: key)
@@ -146,5 +146,5 @@ def prefix_error_keys(prefix: str) -> Iterator[None]:
     try:
         yield
     except ConfigError as error:
-        error.with_prefix(prefix)
+        error.with_key_prefix(prefix)
         raise

@@ -19,12 +19,12 @@ import torch
 from torch import Tensor
 
 from fedsim.core import checks, ties
-from fedsim.core.column_names import ColumnNames
+from fedsim.core.column_names import ColumnsByName
 from fedsim.core.constraints import OneOf
 from fedsim.core.errors import ConfigError
 from fedsim.core.placement import STORAGE_PLACES, zeros_at
-from fedsim.core.ranks import Ranks
-from fedsim.core.statistics import CohortIndex, RowStatistics
+from fedsim.core.ranks import ProcessRanks
+from fedsim.core.statistics import CohortIndex, ReplicateStatistics
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class Federation:
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     dtype: torch.dtype = torch.float32
     client_shares: np.ndarray | None = None
-    ranks: Ranks = field(default_factory=Ranks)
+    ranks: ProcessRanks = field(default_factory=ProcessRanks)
     storage: str = "device"
     weighting: str = "uniform"
     num_objective_clients: int | None = None
@@ -89,7 +89,7 @@ class Federation:
     full_data_oracle: FullDataOracle | None = None
     validation_oracle: ValidationOracle | None = None
     num_newcomers: int = 0
-    columns: ColumnNames = field(default_factory=ColumnNames)
+    columns: ColumnsByName = field(default_factory=ColumnsByName)
 
     def __post_init__(self) -> None:
         checks.check_choice("trainer.memory", self.storage, STORAGE_PLACES)
@@ -119,7 +119,7 @@ class Federation:
         return len(self.seeds)
 
     @property
-    def num_rows(self) -> int:
+    def num_memory_rows(self) -> int:
         """The number of virtual clients whose memory is on this rank: R·m', which is R·m in a single process."""
         return self.num_replicates * len(self.local_clients)
 
@@ -127,7 +127,7 @@ class Federation:
         """Return client memory [R·m', *shape] before round 0, for `Cohort.gather` and `Cohort.scatter`, on the
         chosen storage; single numbers are always on the device."""
         placement = self.storage if shape else "device"
-        return zeros_at((self.num_rows, *shape), dtype or self.dtype, self.device, placement)
+        return zeros_at((self.num_memory_rows, *shape), dtype or self.dtype, self.device, placement)
 
     def broadcast(self, values: Tensor) -> Tensor:
         """Return [R, …] → [R·m', …]: client memory, as `zeros`, in which all clients have the value of their
@@ -146,11 +146,11 @@ class Federation:
     def full_cohort(self, active: Cohort, count: int = 0) -> Cohort:
         """Return all R·m' rows; clients outside `active` compute as well, but do not take part (count 0) unless
         requested."""
-        counts = np.full(self.num_rows, float(count))
-        probabilities = np.ones(self.num_rows)
+        counts = np.full(self.num_memory_rows, float(count))
+        probabilities = np.ones(self.num_memory_rows)
         counts[active.host_index.rows] = active.host_index.multiplicity
         probabilities[active.host_index.rows] = active.host_index.probability
-        return Cohort(self, np.arange(self.num_rows), counts, probabilities, active.round)
+        return Cohort(self, np.arange(self.num_memory_rows), counts, probabilities, active.round)
 
     def mean_over_clients(self, rows: Tensor, weighting: str = "uniform") -> Tensor:
         """Return the mean over each replicate's m clients, [R·m', …] → [R, …], wherever their memory is stored."""
@@ -160,7 +160,7 @@ class Federation:
         """Return the sum over each replicate's m clients with weights [R·m'], [R·m', …] → [R, …]; rows of another
         type are copied."""
         return self.weighted_sum(
-            weights.to(rows.device), rows.to(weights.dtype), range(0, self.num_rows + 1, len(self.local_clients))
+            weights.to(rows.device), rows.to(weights.dtype), range(0, self.num_memory_rows + 1, len(self.local_clients))
         )
 
     def weights(self, weighting: str) -> Tensor:
@@ -168,7 +168,7 @@ class Federation:
         if weighting == "data":
             fractions: Tensor = self.data_weights.unflatten(0, (self.num_replicates, -1))[:, self.ranks.client_slice]
             return fractions.flatten()
-        return torch.full((self.num_rows,), 1.0 / self.clients, dtype=self.dtype, device=self.device)
+        return torch.full((self.num_memory_rows,), 1.0 / self.clients, dtype=self.dtype, device=self.device)
 
     def local_rows(self, virtual_clients: np.ndarray) -> np.ndarray:
         """Return virtual clients [n], all of this rank → the rows of this rank's memory."""
@@ -205,7 +205,7 @@ class Federation:
         return self.ranks.all_reduce_sum(local_sums.reshape(len(counts), *rows.shape[1:]).to(self.device))
 
 
-class Cohort(RowStatistics):
+class Cohort(ReplicateStatistics):
     """The virtual clients (of this rank) that compute in one round. Each entry of `host_index` has a copy of the same
     name on the device, made when it is first used.
 
@@ -234,7 +234,7 @@ class Cohort(RowStatistics):
             virtual_clients = rows // m * federation.clients + federation.local_clients[rows % m]
         count, probability = np.asarray(count, dtype=np.float64), np.asarray(probability, dtype=np.float64)
         self.host_index = CohortIndex(rows, virtual_clients, count, probability, steps)
-        edges = np.searchsorted(rows, np.arange(0, federation.num_rows + 1, m))
+        edges = np.searchsorted(rows, np.arange(0, federation.num_memory_rows + 1, m))
         self.replicate_bounds: tuple[int, ...] = tuple(int(b) for b in edges)
 
     @functools.cached_property
@@ -243,7 +243,7 @@ class Cohort(RowStatistics):
         return torch.as_tensor(self.host_index.rows, dtype=torch.int64).to(self.federation.device, non_blocking=True)
 
     @functools.cached_property
-    def virtual_clients(self) -> Tensor:
+    def virtual_client_index(self) -> Tensor:
         """[n] int64."""
         if self.host_index.virtual_clients is self.host_index.rows:
             return self.rows
@@ -257,7 +257,7 @@ class Cohort(RowStatistics):
     @functools.cached_property
     def client_index(self) -> Tensor:
         """[n] int64, the client of each row, from 0 in each replicate."""
-        return self.virtual_clients - self.replicate_index * self.federation.clients
+        return self.virtual_client_index - self.replicate_index * self.federation.clients
 
     @functools.cached_property
     def multiplicity(self) -> Tensor:
@@ -286,7 +286,7 @@ class Cohort(RowStatistics):
     def weights(self, weighting: str) -> Tensor:
         """Return w_i [n], which sum to 1 over all clients of a replicate: 'uniform' 1/m, or 'data' fractions."""
         if weighting == "data":
-            return self.federation.data_weights[self.virtual_clients]
+            return self.federation.data_weights[self.virtual_client_index]
         return torch.full_like(self.multiplicity, 1.0 / self.federation.clients)
 
     def subset(self, row_positions: np.ndarray) -> Cohort:

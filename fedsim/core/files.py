@@ -61,7 +61,7 @@ def no_follow_opener(path: str, flags: int) -> int:
     return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0), 0o666)
 
 
-def ensure_real_folder(path: Path) -> Path:
+def create_real_folder(path: Path) -> Path:
     """Create a folder inside a run folder if it does not exist; refuse a link.
 
     Raises:
@@ -113,13 +113,13 @@ def _flush_folder_to_disk(folder: Path) -> None:
 def write_json(path: Path, content: dict[str, Any]) -> None:
     """Write JSON atomically; NaN, which JSON lacks, becomes null."""
     with replacement_file(path) as file:
-        file.write(json.dumps(without_nan(content), indent=2) + "\n")
+        file.write(json.dumps(nan_to_none(content), indent=2) + "\n")
 
 
-def without_nan(content: Any) -> Any:
+def nan_to_none(content: Any) -> Any:
     """Return the same content with None in place of NaN."""
     if isinstance(content, dict):
-        return {name: without_nan(value) for name, value in content.items()}
+        return {name: nan_to_none(value) for name, value in content.items()}
     if isinstance(content, (list, tuple)):
-        return [without_nan(value) for value in content]
+        return [nan_to_none(value) for value in content]
     return None if isinstance(content, float) and math.isnan(content) else content

@@ -71,16 +71,16 @@ class Lock:
                 locks = _try_lock(file_descriptor)
                 if not locks and not is_new_file and not self._remove_stale_lock():
                     raise ConfigError(
-                        _in_use_error(self._path, f"or delete {self._path} if you know that it has ended")
+                        _in_use_message(self._path, f"or delete {self._path} if you know that it has ended")
                     )
-                if self._is_ours(file_descriptor) and (locks or is_new_file):
+                if self._is_same_file(file_descriptor) and (locks or is_new_file):
                     os.ftruncate(file_descriptor, 0)
                     with contextlib.suppress(OSError):  # on a full disk the lock is held without a name in its file
                         os.write(file_descriptor, json.dumps(_process_identity()).encode())
                     return file_descriptor
             except BlockingIOError:
                 os.close(file_descriptor)
-                raise ConfigError(_in_use_error(self._path, "or choose another out")) from None
+                raise ConfigError(_in_use_message(self._path, "or choose another out")) from None
             except BaseException:
                 os.close(file_descriptor)
                 raise
@@ -89,7 +89,7 @@ class Lock:
             f"out={self._path.parent} is repeatedly locked and released by another process; choose another folder"
         )
 
-    def _is_ours(self, file: int) -> bool:
+    def _is_same_file(self, file: int) -> bool:
         """Return whether the opened file is still the one at this path."""
         try:
             return os.path.samestat(os.fstat(file), os.stat(self._path))
@@ -112,7 +112,7 @@ class Lock:
                 path.rmdir()
 
 
-def check_folder_free(folder: Path) -> None:
+def check_folder_unlocked(folder: Path) -> None:
     """Refuse a folder that another process holds now.
 
     Raises:
@@ -169,11 +169,11 @@ def _try_lock(file_descriptor: int) -> bool:
 
 
 def _process_identity() -> dict[str, Any]:
-    start_ticks, start_text = _start_time(os.getpid()), time.strftime("%Y-%m-%d %H:%M:%S")
+    start_ticks, start_text = _process_start_time(os.getpid()), time.strftime("%Y-%m-%d %H:%M:%S")
     return {"host": socket.gethostname(), "pid": os.getpid(), "began": start_ticks, "since": start_text}
 
 
-def _start_time(pid: int) -> str | None:
+def _process_start_time(pid: int) -> str | None:
     """Return when a process began, in ticks since the machine started, since process numbers are reused. None if
     unknown."""
     try:
@@ -194,7 +194,7 @@ def _owner_is_gone(lock_owner: dict[str, Any]) -> bool:
         return True
     except OSError:
         return False
-    return bool(lock_owner.get("began") != _start_time(lock_owner["pid"]))
+    return bool(lock_owner.get("began") != _process_start_time(lock_owner["pid"]))
 
 
 def _read_owner(path: Path) -> dict[str, Any]:
@@ -206,7 +206,7 @@ def _read_owner(path: Path) -> dict[str, Any]:
     return owner if isinstance(owner, dict) else {}
 
 
-def _in_use_error(path: Path, remedy: str) -> str:
+def _in_use_message(path: Path, remedy: str) -> str:
     owner = _read_owner(path)
     holder_text = "another process"
     if owner:

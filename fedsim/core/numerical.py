@@ -18,7 +18,7 @@ NUMERICAL_ERROR_PATTERN = re.compile(
 LIN_ALG_ERROR: type[RuntimeError] = torch.linalg.LinAlgError  # type: ignore[attr-defined]
 
 
-def is_numerical(error: BaseException) -> bool:
+def is_numerical_error(error: BaseException) -> bool:
     """Return whether a numerical routine refused its input."""
     if isinstance(error, (LIN_ALG_ERROR, np.linalg.LinAlgError, ArithmeticError)):
         return not isinstance(error, ZeroDivisionError)

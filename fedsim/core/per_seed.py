@@ -44,7 +44,7 @@ class PerSeed:
         column = torch.tensor(self.values, dtype=dtype).reshape(len(rows), *[1] * (rows.dim() - 1))
         return column.to(rows.device, non_blocking=True)
 
-    def _apply_operation(self, operand: Any, operation: Callable[[Any, Any], Any]) -> Any:
+    def _apply_per_seed(self, operand: Any, operation: Callable[[Any, Any], Any]) -> Any:
         if isinstance(operand, Tensor):
             return operation(self.broadcast_like(operand), operand)
         if not isinstance(operand, (float, int, PerSeed)):
@@ -55,28 +55,28 @@ class PerSeed:
         )
 
     def __mul__(self, operand: Any) -> Any:
-        return self._apply_operation(operand, operator.mul)
+        return self._apply_per_seed(operand, operator.mul)
 
     __rmul__ = __mul__
 
     def __add__(self, operand: Any) -> Any:
-        return self._apply_operation(operand, operator.add)
+        return self._apply_per_seed(operand, operator.add)
 
     __radd__ = __add__
 
     def __sub__(self, operand: Any) -> Any:
-        return self._apply_operation(operand, operator.sub)
+        return self._apply_per_seed(operand, operator.sub)
 
     def __rsub__(self, operand: Any) -> Any:
-        return self._apply_operation(operand, lambda value, first: first - value)
+        return self._apply_per_seed(operand, lambda value, first: first - value)
 
     def __truediv__(self, operand: Any) -> Any:
         if isinstance(operand, Tensor):  # as PyTorch divides a number by a tensor: the same bits
             return operand.reciprocal() * self
-        return self._apply_operation(operand, operator.truediv)
+        return self._apply_per_seed(operand, operator.truediv)
 
     def __rtruediv__(self, operand: Any) -> Any:
-        return self._apply_operation(operand, lambda value, first: first / value)
+        return self._apply_per_seed(operand, lambda value, first: first / value)
 
     def __pow__(self, exponent: float) -> PerSeed:
         return PerSeed(tuple(value**exponent for value in self.values))
@@ -101,7 +101,7 @@ def largest_value(setting: NumberOrPerSeed) -> float:
     return max(setting.values) if isinstance(setting, PerSeed) else setting
 
 
-def lists_per_seed(group: str, component: object, number_class: type) -> Mapping[str, Sequence[float]]:
+def per_seed_settings(group: str, component: object, number_class: type) -> Mapping[str, Sequence[float]]:
     """Return key → numbers of the settings of an object, and of nested objects of the class, that are given per
     seed."""
     numbers_by_key: dict[str, Sequence[float]] = {}
@@ -109,15 +109,15 @@ def lists_per_seed(group: str, component: object, number_class: type) -> Mapping
         if isinstance(value, PerSeed):
             numbers_by_key[f"{group}.{name}"] = value.values
         elif isinstance(value, number_class):
-            numbers_by_key |= lists_per_seed(f"{group}.{name}", value, number_class)
+            numbers_by_key |= per_seed_settings(f"{group}.{name}", value, number_class)
     return numbers_by_key
 
 
-def restrict_to_replicates(component: object, replicates: Sequence[int], number_class: type) -> None:
+def select_replicate_settings(component: object, replicates: Sequence[int], number_class: type) -> None:
     """Restrict settings that are given per seed, of an object and of nested objects of the class, to the numbers of
     these replicates, in place."""
     for name, value in list(vars(component).items()):
         if isinstance(value, PerSeed):
             vars(component)[name] = as_per_seed([value.values[replicate] for replicate in replicates])
         elif isinstance(value, number_class):
-            restrict_to_replicates(value, replicates, number_class)
+            select_replicate_settings(value, replicates, number_class)

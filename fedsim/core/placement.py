@@ -31,7 +31,7 @@ def zeros_at(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, s
     return torch.zeros(shape, dtype=dtype, device="cpu" if storage == "host" else device)
 
 
-def available_bytes(device: torch.device, storage: str) -> float:
+def capacity_bytes(device: torch.device, storage: str) -> float:
     """Return the total bytes of a place, used or not; infinity if unknown."""
     if storage == "disk":
         return float(shutil.disk_usage(tempfile.gettempdir()).total)

@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Ranks:
+class ProcessRanks:
     """The ranks of a run, as one of them sees them.
 
     Attributes:
@@ -43,7 +43,7 @@ class Ranks:
     local_rank: int = 0
 
     @classmethod
-    def join_group(cls, timeout: timedelta = RANK_TIMEOUT) -> Ranks:
+    def join_group(cls, timeout: timedelta = RANK_TIMEOUT) -> ProcessRanks:
         """Join the process group that torchrun started; without torchrun there is one rank. Joining again changes
         nothing."""
         environment = os.environ
@@ -59,7 +59,7 @@ class Ranks:
         return ranks
 
     @property
-    def is_first(self) -> bool:
+    def is_main_rank(self) -> bool:
         """Whether this is the rank that tracks and writes the run."""
         return self.rank == 0
 

@@ -9,7 +9,7 @@ import numpy as np
 from torch import Tensor
 
 from fedsim.core import checks
-from fedsim.core.column_names import ColumnNames
+from fedsim.core.column_names import ColumnsByName
 from fedsim.core.errors import ConfigError
 from fedsim.core.federation import Cohort
 from fedsim.core.memory import Memory
@@ -60,12 +60,12 @@ class Report:
         return self.carry["params"]
 
     @property
-    def full_end_rows(self) -> Tensor:
+    def end_rows_with_private_columns(self) -> Tensor:
         """[n, d'], the rows after the local steps with the columns that clients keep private."""
         return self.end if self.end_with_private is None else self.end_with_private
 
     @property
-    def columns(self) -> ColumnNames:
+    def columns(self) -> ColumnsByName:
         """The columns of each of the model's tensors in `start`, `end` and `innovation`, by name."""
         return self.cohort.federation.columns
 

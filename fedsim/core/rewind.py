@@ -31,7 +31,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedsim.core.snapshot import IGNORED_CLASS_ATTRIBUTES, LARGE_ARRAY_BYTES, SnapshotReader, names_in_code
+from fedsim.core.snapshot import IGNORED_CLASS_ATTRIBUTES, LARGE_ARRAY_BYTES, SnapshotBuilder, names_in_code
 
 MISSING_ATTRIBUTE = object()
 _CACHED_FUNCTION_TYPE = type(functools.lru_cache(len))
@@ -49,11 +49,11 @@ class Rewind:
     def __init__(self, *roots: Any, skipped_types: tuple[type, ...] = ()) -> None:
         self._restore_functions: list[RestoreFunction] = []
         # A reader for each: the root package decides which modules count as the user's.
-        self._readers = [SnapshotReader(root, skipped_types) for root in roots]
+        self._readers = [SnapshotBuilder(root, skipped_types) for root in roots]
         for reader, root in zip(self._readers, roots, strict=True):
             reader.read(root)  # it keeps references to the objects that it found
             for value in reader.referenced_objects:
-                self._restore_functions += _restore_functions(value, reader)
+                self._restore_functions += _make_restorers(value, reader)
 
     def __call__(self) -> None:
         """Restore everything."""
@@ -61,7 +61,7 @@ class Rewind:
             restore()
 
 
-def _restore_functions(value: Any, reader: SnapshotReader) -> Iterator[RestoreFunction]:
+def _make_restorers(value: Any, reader: SnapshotBuilder) -> Iterator[RestoreFunction]:
     """Return functions that restore one object's own state, without following references."""
     if isinstance(value, reader.skipped_types):
         return
@@ -76,12 +76,12 @@ def _restore_functions(value: Any, reader: SnapshotReader) -> Iterator[RestoreFu
         if isinstance(function, types.FunctionType) and reader.is_user_module(
             function.__module__, function.__code__.co_filename
         ):
-            yield _cache_restorers(value)
+            yield _cache_restorer(value)
     elif isinstance(value, type):
         if reader.is_user_class(value):
-            yield _class_restorers(value)
+            yield _class_restorer(value)
     elif isinstance(value, (torch.Generator, random.Random, np.random.Generator)):
-        yield _stream_restorers(value)
+        yield _stream_restorer(value)
     else:
         yield from _object_restorers(value)
 
@@ -89,15 +89,15 @@ def _restore_functions(value: Any, reader: SnapshotReader) -> Iterator[RestoreFu
 def _object_restorers(value: Any) -> Iterator[RestoreFunction]:
     """Return functions that restore a container's members or an object's attributes."""
     if isinstance(value, nn.Module):
-        yield from (_mapping_restorers(registry) for registry in (value._parameters, value._buffers, value._modules))
+        yield from (_mapping_restorer(registry) for registry in (value._parameters, value._buffers, value._modules))
     if type(value) in (dict, collections.OrderedDict, collections.defaultdict, collections.Counter):
-        yield _mapping_restorers(value)
+        yield _mapping_restorer(value)
     elif type(value) in (list, collections.deque):
-        yield _sequence_restorers(value)
+        yield _sequence_restorer(value)
     elif type(value) is set:
-        yield _set_restorers(value)
+        yield _set_restorer(value)
     if isinstance(getattr(value, "__dict__", None), dict) and not isinstance(value, types.ModuleType):
-        yield _mapping_restorers(vars(value))
+        yield _mapping_restorer(vars(value))
 
 
 def _tensor_restorers(value: Tensor) -> Iterator[RestoreFunction]:
@@ -126,10 +126,10 @@ def _array_restorers(value: np.ndarray) -> Iterator[RestoreFunction]:
         yield restore
 
 
-def _function_restorers(value: types.FunctionType, reader: SnapshotReader) -> Iterator[RestoreFunction]:
+def _function_restorers(value: types.FunctionType, reader: SnapshotBuilder) -> Iterator[RestoreFunction]:
     for cell in value.__closure__ or ():
-        yield _cell_restorers(cell)
-    yield _mapping_restorers(vars(value))
+        yield _make_cell_restorer(cell)
+    yield _mapping_restorer(vars(value))
     if not reader.is_user_module(value.__module__, value.__code__.co_filename):
         return
     global_names = names_in_code(value.__code__)
@@ -141,17 +141,17 @@ def _function_restorers(value: types.FunctionType, reader: SnapshotReader) -> It
             yield _namespace_restorers(vars(module), global_names)
 
 
-def _cell_restorers(cell: Any) -> RestoreFunction:
-    def cell_content() -> Any:
+def _make_cell_restorer(cell: Any) -> RestoreFunction:
+    def closure_cell_content() -> Any:
         try:
             return cell.cell_contents
         except ValueError:  # an empty cell
             return MISSING_ATTRIBUTE
 
-    saved = cell_content()
+    saved = closure_cell_content()
 
     def restore() -> None:
-        if cell_content() is not saved:
+        if closure_cell_content() is not saved:
             if saved is MISSING_ATTRIBUTE:
                 del cell.cell_contents
             else:
@@ -174,7 +174,7 @@ def _namespace_restorers(namespace: dict[str, Any], names: frozenset[str]) -> Re
     return restore
 
 
-def _class_restorers(cls: type) -> RestoreFunction:
+def _class_restorer(cls: type) -> RestoreFunction:
     saved = {name: value for name, value in vars(cls).items() if name not in IGNORED_CLASS_ATTRIBUTES}
 
     def restore() -> None:
@@ -187,7 +187,7 @@ def _class_restorers(cls: type) -> RestoreFunction:
     return restore
 
 
-def _mapping_restorers(value: dict[Any, Any]) -> RestoreFunction:
+def _mapping_restorer(value: dict[Any, Any]) -> RestoreFunction:
     saved = dict(value)
 
     def restore() -> None:
@@ -200,7 +200,7 @@ def _mapping_restorers(value: dict[Any, Any]) -> RestoreFunction:
     return restore
 
 
-def _sequence_restorers(value: Any) -> RestoreFunction:
+def _sequence_restorer(value: Any) -> RestoreFunction:
     saved = list(value)
 
     def restore() -> None:
@@ -213,7 +213,7 @@ def _sequence_restorers(value: Any) -> RestoreFunction:
     return restore
 
 
-def _set_restorers(value: set[Any]) -> RestoreFunction:
+def _set_restorer(value: set[Any]) -> RestoreFunction:
     saved = set(value)
 
     def restore() -> None:
@@ -224,7 +224,7 @@ def _set_restorers(value: set[Any]) -> RestoreFunction:
     return restore
 
 
-def _cache_restorers(value: Any) -> RestoreFunction:
+def _cache_restorer(value: Any) -> RestoreFunction:
     """Return functions that restore a cache whose contents cannot be read or written: it is cleared if a value was
     added."""
     misses = value.cache_info().misses
@@ -238,10 +238,10 @@ def _cache_restorers(value: Any) -> RestoreFunction:
     return restore
 
 
-def _stream_restorers(value: Any) -> RestoreFunction:
+def _stream_restorer(value: Any) -> RestoreFunction:
     if isinstance(value, torch.Generator):
         tensor_state = value.get_state()
-        return lambda: _discard(value.set_state(tensor_state))
+        return lambda: _ignore_result(value.set_state(tensor_state))
     if isinstance(value, random.Random):
         tuple_state = value.getstate()
         return lambda: value.setstate(tuple_state)
@@ -249,5 +249,5 @@ def _stream_restorers(value: Any) -> RestoreFunction:
     return lambda: setattr(value.bit_generator, "state", bit_state)
 
 
-def _discard(_result: Any) -> None:
+def _ignore_result(_result: Any) -> None:
     """Ignore the result of a call."""

@@ -147,7 +147,7 @@ def row_keys(seeds: Tensor, purpose: Purpose, client_numbers: Tensor, *counters:
     return fold_in(key, client_numbers)
 
 
-def fold_host(keys: np.ndarray, values: np.ndarray | int) -> np.ndarray:
+def fold_in_host(keys: np.ndarray, values: np.ndarray | int) -> np.ndarray:
     """`fold_in` for host integers, int64 of shapes that broadcast. For a few rows this takes less time than a call
     of the device."""
     if isinstance(values, np.ndarray):
@@ -162,10 +162,10 @@ def row_keys_host(
     seeds: np.ndarray, purpose: Purpose, client_numbers: np.ndarray, *counters: int | np.ndarray
 ) -> np.ndarray:
     """`row_keys` of host integers [n]; a counter may differ between rows."""
-    key = fold_host(seeds, int(purpose))
+    key = fold_in_host(seeds, int(purpose))
     for counter in counters:
-        key = fold_host(key, counter)
-    return fold_host(key, client_numbers)
+        key = fold_in_host(key, counter)
+    return fold_in_host(key, client_numbers)
 
 
 def uniform_host(keys: np.ndarray) -> np.ndarray:
@@ -174,7 +174,7 @@ def uniform_host(keys: np.ndarray) -> np.ndarray:
     return numbers
 
 
-def normal_host(first: np.ndarray, second: np.ndarray) -> np.ndarray:
+def normal_on_host(first: np.ndarray, second: np.ndarray) -> np.ndarray:
     """Standard normal by Box–Muller, one float64 for each pair of keys of `row_keys_host`."""
     radius = np.sqrt(-2.0 * np.log1p(-uniform_host(first)))
     numbers: np.ndarray = radius * np.cos(2.0 * np.pi * uniform_host(second))
@@ -194,7 +194,7 @@ def uniform(keys: Tensor, counters: Tensor, dtype: torch.dtype = torch.float32) 
     return ((random_bits(keys, counters) >> 8) & 0xFFFFFF).to(dtype) * (1.0 / (1 << 24))
 
 
-def uniform_below(keys: Tensor, counters: Tensor, p: float) -> Tensor:
+def bernoulli_draws(keys: Tensor, counters: Tensor, p: float) -> Tensor:
     """Return whether `uniform(keys, counters)` < p, decided on the random bits, which takes half as long."""
     # As an unsigned number; signed ones with the top bit flipped sort equally.
     threshold = math.ceil(p * (1 << 24)) << 8

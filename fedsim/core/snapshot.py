@@ -77,7 +77,7 @@ IGNORED_CLASS_ATTRIBUTES |= {"__abstractmethods__", "_abc_impl", "__slots__", "_
 IGNORED_CLASS_ATTRIBUTES |= {"__dataclass_fields__", "__orig_bases__", "__firstlineno__", "__static_attributes__"}
 
 
-class Node:
+class SnapshotNode:
     """One object in a snapshot: its type, a value that can be compared, and the objects that it refers to.
 
     `children` are by label; a label that begins with a space is a place of its own, such as a global, and not a part of
@@ -88,10 +88,10 @@ class Node:
 
     def __init__(self, kind: str, value: Any = None) -> None:
         self.kind, self.value = kind, value
-        self.children: dict[str, Node] = {}
+        self.children: dict[str, SnapshotNode] = {}
 
 
-def snapshot(root: Any, skipped_types: tuple[type, ...] = ()) -> Node:
+def snapshot(root: Any, skipped_types: tuple[type, ...] = ()) -> SnapshotNode:
     """Return everything that can be reached from `root`, by value.
 
     Args:
@@ -102,17 +102,17 @@ def snapshot(root: Any, skipped_types: tuple[type, ...] = ()) -> Node:
         A structure for `differing_paths`, which shares nothing with `root` and may be compared after it has been
             written to.
     """
-    return SnapshotReader(root, skipped_types).read(root)
+    return SnapshotBuilder(root, skipped_types).read(root)
 
 
-def differing_paths(snapshot_before: Node, snapshot_after: Node) -> list[str]:
+def differing_paths(snapshot_before: SnapshotNode, snapshot_after: SnapshotNode) -> list[str]:
     """Return where two snapshots of one object differ, as paths such as `state['x'][0]`, in order; empty if they agree.
 
     Whether two references lead to one object or to two with equal values makes no difference.
     """
     changed_paths: list[str] = []
     compared_pairs: set[tuple[int, int]] = set()
-    pending_pairs: list[tuple[Any, Node | None, Node | None]] = [
+    pending_pairs: list[tuple[Any, SnapshotNode | None, SnapshotNode | None]] = [
         (None, snapshot_before, snapshot_after)
     ]  # with linked labels, the last first
     while pending_pairs:
@@ -123,7 +123,7 @@ def differing_paths(snapshot_before: Node, snapshot_after: Node) -> list[str]:
             or before_node.kind != after_node.kind
             or before_node.value != after_node.value
         ):
-            changed_paths.append(_path_text(path))
+            changed_paths.append(_attribute_path_text(path))
             continue
         if before_node is after_node or (id(before_node), id(after_node)) in compared_pairs:
             continue
@@ -143,7 +143,7 @@ def enlarged_counter(value: Any) -> Any:
     return value * 1000 + 1000
 
 
-def snapshot_key(node: Node) -> Hashable:
+def snapshot_key(node: SnapshotNode) -> Hashable:
     """Return a snapshot as a dictionary key, by which equal snapshots are found again within a process."""
     node_numbers: dict[int, int] = {id(node): 0}
     rows: list[Hashable] = []
@@ -160,7 +160,7 @@ def snapshot_key(node: Node) -> Hashable:
     return tuple(rows)
 
 
-def _path_text(path: Any) -> str:
+def _attribute_path_text(path: Any) -> str:
     """Return linked labels as a path, from the last named place on."""
     path_labels: list[str] = []
     while path is not None:
@@ -171,54 +171,54 @@ def _path_text(path: Any) -> str:
     return "".join(reversed(path_labels)).lstrip(" .")
 
 
-class SnapshotReader:
+class SnapshotBuilder:
     """Reads one snapshot. Objects are visited once, from a stack, so that depth and cycles are no problem."""
 
     def __init__(self, root: Any, skipped_types: tuple[type, ...]) -> None:
         self.skipped_types = (*OPAQUE_TYPES, *skipped_types)
         package = (getattr(type(root), "__module__", "") or "").partition(".")[0]
         self.packages = {package} - LIBRARY_PACKAGES - sys.stdlib_module_names if package != "builtins" else set()
-        self.nodes: dict[int, Node] = {}
+        self.nodes: dict[int, SnapshotNode] = {}
         self.referenced_objects: list[Any] = []  # an id is unique as long as the object exists
-        self.pending_nodes: list[tuple[Any, Node]] = []
+        self.pending_nodes: list[tuple[Any, SnapshotNode]] = []
 
-    def read(self, root: Any) -> Node:
+    def read(self, root: Any) -> SnapshotNode:
         node = self.node_of(root)
         while self.pending_nodes and len(self.nodes) < MAX_NODES:
-            self.read_children(*self.pending_nodes.pop())
+            self.read_child_nodes(*self.pending_nodes.pop())
         return node
 
-    def node_of(self, value: Any) -> Node:
+    def node_of(self, value: Any) -> SnapshotNode:
         """Return the node of an object, whose children are read later, once."""
         kind = f"{type(value).__module__}.{type(value).__qualname__}"
         if isinstance(value, PLAIN_TYPES):
-            return Node(kind, _plain_value(value))
+            return SnapshotNode(kind, _comparable_value(value))
         if id(value) in self.nodes:
             return self.nodes[id(value)]
-        node = self.nodes[id(value)] = Node(kind)
+        node = self.nodes[id(value)] = SnapshotNode(kind)
         self.referenced_objects.append(value)
         if not isinstance(value, self.skipped_types):
             self.pending_nodes.append((value, node))
         return node
 
-    def read_children(self, value: Any, node: Node) -> None:
+    def read_child_nodes(self, value: Any, node: SnapshotNode) -> None:
         """Read the children of an object by the first kind that it belongs to."""
         for kind, read_method in READ_METHOD_BY_TYPE:
             if isinstance(value, kind):
                 read_method(self, value, node)
                 return
-        self.read_object(value, node)
+        self.record_object(value, node)
 
-    def add_child(self, node: Node, label: str, value: Any) -> None:
+    def add_child(self, node: SnapshotNode, label: str, value: Any) -> None:
         node.children[label] = self.node_of(value)
 
-    def read_tensor(self, value: Tensor, node: Node) -> None:
-        node.value = _tensor_value(value)
+    def snapshot_tensor(self, value: Tensor, node: SnapshotNode) -> None:
+        node.value = _tensor_fingerprint(value)
         self.read_attributes(value, node)
         if value.is_leaf and value.grad is not None:
             self.add_child(node, ".grad", value.grad)
 
-    def read_array(self, value: np.ndarray, node: Node) -> None:
+    def read_array(self, value: np.ndarray, node: SnapshotNode) -> None:
         if value.dtype.hasobject:
             node.value = value.shape
             for number, item in enumerate(value.reshape(-1)):
@@ -226,7 +226,7 @@ class SnapshotReader:
             return
         node.value = (value.shape, value.dtype.str, _digest(value))
 
-    def read_mapping(self, value: Mapping[Any, Any], node: Node) -> None:
+    def record_mapping(self, value: Mapping[Any, Any], node: SnapshotNode) -> None:
         keys = list(value)
         if all(isinstance(key, PLAIN_TYPES) for key in keys):
             for key in sorted(keys, key=repr):
@@ -237,7 +237,7 @@ class SnapshotReader:
                 self.add_child(node, f"[{number}]", value[key])
         self.read_attributes(value, node)
 
-    def read_sequence(self, value: Sequence[Any], node: Node) -> None:
+    def read_sequence(self, value: Sequence[Any], node: SnapshotNode) -> None:
         elements = list(value)
         if len(elements) >= LONG_LIST_LENGTH and all(type(item) in (int, float, bool, str) for item in elements):
             node.value = (len(elements), hashlib.blake2b(repr(elements).encode(), digest_size=16).digest())
@@ -246,20 +246,20 @@ class SnapshotReader:
                 self.add_child(node, f"[{number}]", item)
         self.read_attributes(value, node)
 
-    def read_set(self, value: Set[Any], node: Node) -> None:
+    def record_set(self, value: Set[Any], node: SnapshotNode) -> None:
         if all(isinstance(item, PLAIN_TYPES) for item in value):
-            node.value = frozenset((type(item).__qualname__, _plain_value(item)) for item in value)
+            node.value = frozenset((type(item).__qualname__, _comparable_value(item)) for item in value)
         else:
             node.value = len(value)  # for items that cannot be ordered, only their number
 
-    def read_function(self, value: types.FunctionType, node: Node) -> None:
+    def snapshot_function(self, value: types.FunctionType, node: SnapshotNode) -> None:
         node.value = value.__code__
         self.read_closure(value, node)
         self.read_attributes(value, node)
         if self.is_user_module(value.__module__, value.__code__.co_filename):
-            self.read_globals(value, node)
+            self.snapshot_globals(value, node)
 
-    def read_closure(self, value: types.FunctionType, node: Node) -> None:
+    def read_closure(self, value: types.FunctionType, node: SnapshotNode) -> None:
         """Read the values in a function's closure, and its default arguments."""
         for variable_name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):
             with contextlib.suppress(ValueError):  # an empty cell
@@ -271,7 +271,7 @@ class SnapshotReader:
         for variable_name, default in defaults.items():
             self.add_child(node, f" default argument {variable_name!r} of {value.__name__}", default)
 
-    def read_globals(self, value: types.FunctionType, node: Node) -> None:
+    def snapshot_globals(self, value: types.FunctionType, node: SnapshotNode) -> None:
         """Read the globals that a function names, and of user modules the attributes that it names."""
         global_names = names_in_code(value.__code__)
         for global_name in sorted(global_names & value.__globals__.keys()):
@@ -283,23 +283,23 @@ class SnapshotReader:
                     if not isinstance(vars(global_value)[attribute], types.ModuleType):
                         self.add_child(node, f" global {global_name}.{attribute}", vars(global_value)[attribute])
 
-    def read_method(self, value: types.MethodType, node: Node) -> None:
+    def read_bound_method(self, value: types.MethodType, node: SnapshotNode) -> None:
         self.add_child(node, ".__func__", value.__func__)
         self.add_child(node, "", value.__self__)
 
-    def read_partial(self, value: functools.partial[Any], node: Node) -> None:
+    def record_partial(self, value: functools.partial[Any], node: SnapshotNode) -> None:
         for name in ("func", "args", "keywords"):
             self.add_child(node, f".{name}", getattr(value, name))
         self.read_attributes(value, node)
 
-    def read_wrapper(self, value: Any, node: Node) -> None:
+    def snapshot_wrapped_function(self, value: Any, node: SnapshotNode) -> None:
         """Read the function inside a cached function, a property, a class method or a static method."""
         for name in ("__wrapped__", "__func__", "fget", "fset", "func"):
             function = getattr(value, name, None)
             if callable(function):
                 self.add_child(node, f".{name}", function)
 
-    def read_user_class(self, value: type, node: Node) -> None:
+    def snapshot_user_class(self, value: type, node: SnapshotNode) -> None:
         """Read a user's class: its attributes and methods, and those of its user-defined bases."""
         node.value = value
         for base_class in value.__mro__:
@@ -310,13 +310,13 @@ class SnapshotReader:
                 if name not in IGNORED_CLASS_ATTRIBUTES and not slot:
                     self.add_child(node, f" {base_class.__name__}.{name}", attribute)
 
-    def read_generator(self, value: types.GeneratorType[Any, Any, Any], node: Node) -> None:
+    def read_generator_frame(self, value: types.GeneratorType[Any, Any, Any], node: SnapshotNode) -> None:
         frame = value.gi_frame
         node.value = None if frame is None else frame.f_lasti
         for name, local in (frame.f_locals if frame is not None else {}).items():
             self.add_child(node, f".{name}", local)
 
-    def read_random_generator(self, value: Any, node: Node) -> None:
+    def read_random_generator(self, value: Any, node: SnapshotNode) -> None:
         """Read the state of a generator of random numbers."""
         if isinstance(value, torch.Generator):
             self.add_child(node, ".state", value.get_state())
@@ -329,14 +329,14 @@ class SnapshotReader:
         else:
             self.add_child(node, ".state", value.state)
 
-    def read_file(self, value: io.IOBase, node: Node) -> None:
+    def snapshot_file_position(self, value: io.IOBase, node: SnapshotNode) -> None:
         with contextlib.suppress(Exception):
             node.value = value.tell()
 
-    def read_iterator(self, value: Iterator[Any], node: Node) -> None:
+    def read_iterator(self, value: Iterator[Any], node: SnapshotNode) -> None:
         """Read the position of an iterator implemented in C from its pickled form."""
         if type(value).__module__ not in PICKLABLE_MODULES:
-            self.read_object(value, node)
+            self.record_object(value, node)
             return
         with warnings.catch_warnings(), contextlib.suppress(Exception):
             warnings.simplefilter("ignore")
@@ -344,26 +344,26 @@ class SnapshotReader:
             for number, item in enumerate(pickle_state[1:] if isinstance(pickle_state, tuple) else (pickle_state,)):
                 self.add_child(node, f".{number}", item)
 
-    def read_module(self, value: nn.Module, node: Node) -> None:
+    def snapshot_module(self, value: nn.Module, node: SnapshotNode) -> None:
         """Read parameters, buffers and submodules by name, and all other attributes."""
         registries = ("_parameters", "_buffers", "_modules")
         for registry in registries:
             for name, member in getattr(value, registry).items():
                 self.add_child(node, f".{name}", member)
         self.read_attributes(value, node, {*registries, "training"})
-        self.read_class(value, node)
+        self.record_class(value, node)
 
-    def read_object(self, value: Any, node: Node) -> None:
+    def record_object(self, value: Any, node: SnapshotNode) -> None:
         """Read an object by its attributes or, if it has none and its type is a plain one, by its pickled form."""
         if type(value).__module__ in PICKLABLE_MODULES and not hasattr(value, "__dict__"):
             with contextlib.suppress(Exception):
                 node.value = repr(value) if " at 0x" not in repr(value) else None
         self.read_attributes(value, node)
-        self.read_class(value, node)
+        self.record_class(value, node)
 
-    def read_attributes(self, value: Any, node: Node, skipped_names: Iterable[str] = ()) -> None:
+    def read_attributes(self, value: Any, node: SnapshotNode, skipped_names: Iterable[str] = ()) -> None:
         kind: Any = type(value)
-        cached_names, slots = _attribute_names(kind)
+        cached_names, slots = _cached_property_and_slot_names(kind)
         instance_dict, excluded = getattr(value, "__dict__", {}), cached_names.union(skipped_names)
         for name in sorted(name for name in instance_dict if isinstance(name, str) and name not in excluded):
             self.add_child(node, f".{name}", instance_dict[name])
@@ -371,7 +371,7 @@ class SnapshotReader:
             with contextlib.suppress(AttributeError):
                 self.add_child(node, f".{name}", getattr(value, mangled))
 
-    def read_class(self, value: Any, node: Node) -> None:
+    def record_class(self, value: Any, node: SnapshotNode) -> None:
         """Classes of libraries are not read; a user's class that derives from one is."""
         self.add_child(node, " class", type(value))
 
@@ -409,7 +409,7 @@ def is_library_file(file: str | None) -> bool:
 
 
 @functools.lru_cache(4096)
-def _attribute_names(kind: Any) -> tuple[frozenset[str], tuple[tuple[str, str], ...]]:
+def _cached_property_and_slot_names(kind: Any) -> tuple[frozenset[str], tuple[tuple[str, str], ...]]:
     """Return the names of a class's cached properties, and its slots, as written and as looked up."""
     cached_names: list[str] = []
     slot_names: list[tuple[str, str]] = []
@@ -430,7 +430,7 @@ def names_in_code(code: types.CodeType) -> frozenset[str]:
     return frozenset(code.co_names).union(*nested_names)
 
 
-def _plain_value(value: Any) -> Any:
+def _comparable_value(value: Any) -> Any:
     """Return a value that equals itself, which NaN does not, and distinguishes 1, 1.0 and True."""
     if isinstance(value, (float, complex, np.generic)):
         return repr(value)
@@ -444,7 +444,7 @@ def _digest(array: np.ndarray) -> bytes:
     return hashlib.blake2b(data, digest_size=16).digest()
 
 
-def _tensor_value(value: Tensor) -> Any:
+def _tensor_fingerprint(value: Tensor) -> Any:
     """Return shape, type and a digest of the values; for a large tensor also how often it was written to in place."""
     tensor_metadata = (tuple(value.shape), value.dtype, str(value.device), value.requires_grad, value.layout)
     if value.device.type == "meta" or torch._C._functorch.is_functorch_wrapped_tensor(value):
@@ -453,7 +453,7 @@ def _tensor_value(value: Tensor) -> Any:
     if value.layout != torch.strided:
         return (
             tensor_metadata,
-            tuple(_tensor_value(component) for component in _sparse_components(value)),
+            tuple(_tensor_fingerprint(component) for component in _strided_components(value)),
             value._version,
         )
     times = None
@@ -466,7 +466,7 @@ def _tensor_value(value: Tensor) -> Any:
     return tensor_metadata, _digest(value.reshape(-1).view(torch.uint8).numpy()) if value.numel() else b"", times
 
 
-def _sparse_components(value: Tensor) -> tuple[Tensor, ...]:
+def _strided_components(value: Tensor) -> tuple[Tensor, ...]:
     if value.layout == torch.sparse_coo:
         value = value.coalesce()
         return value.indices(), value.values()
@@ -489,23 +489,23 @@ FUNCTION_WRAPPER_TYPES = (
 )
 ITERATOR_TYPES = (itertools.count, itertools.cycle, itertools.repeat, itertools.chain, itertools.islice)
 
-READ_METHOD_BY_TYPE: list[tuple[Any, Callable[[SnapshotReader, Any, Node], None]]] = [
-    (Tensor, SnapshotReader.read_tensor),
-    (np.ndarray, SnapshotReader.read_array),
-    (nn.Module, SnapshotReader.read_module),
-    (type, SnapshotReader.read_user_class),
+READ_METHOD_BY_TYPE: list[tuple[Any, Callable[[SnapshotBuilder, Any, SnapshotNode], None]]] = [
+    (Tensor, SnapshotBuilder.snapshot_tensor),
+    (np.ndarray, SnapshotBuilder.read_array),
+    (nn.Module, SnapshotBuilder.snapshot_module),
+    (type, SnapshotBuilder.snapshot_user_class),
     (types.ModuleType, lambda reader, value, node: None),
-    (types.FunctionType, SnapshotReader.read_function),
-    (types.MethodType, SnapshotReader.read_method),
-    (functools.partial, SnapshotReader.read_partial),
-    (FUNCTION_WRAPPER_TYPES, SnapshotReader.read_wrapper),
-    (types.GeneratorType, SnapshotReader.read_generator),
-    (RANDOM_GENERATOR_TYPES, SnapshotReader.read_random_generator),
+    (types.FunctionType, SnapshotBuilder.snapshot_function),
+    (types.MethodType, SnapshotBuilder.read_bound_method),
+    (functools.partial, SnapshotBuilder.record_partial),
+    (FUNCTION_WRAPPER_TYPES, SnapshotBuilder.snapshot_wrapped_function),
+    (types.GeneratorType, SnapshotBuilder.read_generator_frame),
+    (RANDOM_GENERATOR_TYPES, SnapshotBuilder.read_random_generator),
     ((weakref.WeakKeyDictionary, weakref.WeakValueDictionary), lambda reader, value, node: None),
-    (Mapping, SnapshotReader.read_mapping),
-    ((list, tuple, collections.deque), SnapshotReader.read_sequence),
-    ((set, frozenset), SnapshotReader.read_set),
-    (io.IOBase, SnapshotReader.read_file),
-    (ITERATOR_TYPES, SnapshotReader.read_iterator),
-    (Iterator, SnapshotReader.read_iterator),
+    (Mapping, SnapshotBuilder.record_mapping),
+    ((list, tuple, collections.deque), SnapshotBuilder.read_sequence),
+    ((set, frozenset), SnapshotBuilder.record_set),
+    (io.IOBase, SnapshotBuilder.snapshot_file_position),
+    (ITERATOR_TYPES, SnapshotBuilder.read_iterator),
+    (Iterator, SnapshotBuilder.read_iterator),
 ]

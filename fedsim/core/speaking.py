@@ -40,7 +40,7 @@ def escape_unprintable(text: str) -> str:
     )
 
 
-def unwrap_numpy_scalars(text: str) -> str:
+def strip_numpy_scalar_reprs(text: str) -> str:
     """Return the same structure with NumPy scalars as Python numbers and strings: {'a': 3} for {np.str_('a'):
     np.int64(3)}."""
     return _NUMPY_SCALAR_PATTERN.sub(lambda match: match[1] or match[2] or "", text) if "np." in text else text
@@ -84,7 +84,7 @@ class BrokenPipeTolerantStream:
                 encoding = getattr(self._stream, "encoding", None) or "ascii"
                 self._stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
         except OSError as error:
-            self._give_up(error)
+            self._discard_output(error)
         return len(text)
 
     def writelines(self, lines: Any) -> None:
@@ -97,9 +97,9 @@ class BrokenPipeTolerantStream:
         try:
             self._stream.flush()
         except OSError as error:
-            self._give_up(error)
+            self._discard_output(error)
 
-    def _give_up(self, error: OSError) -> None:
+    def _discard_output(self, error: OSError) -> None:
         """Discard all further output, since the stream has no reader. A pipe that is full for a moment and must not
         block loses only this text."""
         if isinstance(error, BlockingIOError):
@@ -146,14 +146,14 @@ def tolerate_broken_pipes() -> Iterator[None]:
         sys.stdout, sys.stderr = original_streams
 
 
-class PlainFormatter(logging.Formatter):
+class PrintableLogFormatter(logging.Formatter):
     """Log lines whose messages are printable."""
 
     def __init__(self) -> None:
         super().__init__("%(asctime)s  %(message)s", "%H:%M:%S")
 
     def formatMessage(self, record: logging.LogRecord) -> str:
-        record.message = escape_unprintable(unwrap_numpy_scalars(record.message))
+        record.message = escape_unprintable(strip_numpy_scalar_reprs(record.message))
         return super().formatMessage(record)
 
 
@@ -161,7 +161,7 @@ def log_to_stderr() -> None:
     """Show warnings on standard error, unless logs are shown already; PyTorch's about vmap are not shown."""
     ignore_vmap_warning()
     handler = logging.StreamHandler()
-    handler.setFormatter(PlainFormatter())
+    handler.setFormatter(PrintableLogFormatter())
     logging.basicConfig(level=logging.WARNING, handlers=[handler])
 
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from fedsim.core.per_seed import NumberOrPerSeed, PerSeed
-from fedsim.core.ranks import Ranks
+from fedsim.core.ranks import ProcessRanks
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class CohortIndex:
     steps: np.ndarray | None = None
 
 
-class RowStatistics:
+class ReplicateStatistics:
     """Functions of each replicate's rows. Rows that do not take part (count 0) are left out; rows of a multiset are
     repeated by their counts.
 
@@ -52,7 +52,7 @@ class RowStatistics:
     host_index: CohortIndex
     replicate_bounds: tuple[int, ...]
     shape: tuple[int, int]
-    ranks: Ranks
+    ranks: ProcessRanks
 
     def expand_per_seed(self, setting: NumberOrPerSeed) -> NumberOrPerSeed:
         """Return a setting in a form that rows [n, …] can be multiplied by: for settings per seed, that of each
@@ -101,7 +101,7 @@ class RowStatistics:
         if not 0 <= q <= 1:
             raise ValueError(f"q={q!r} must lie between 0 and 1")
 
-        def replicate_quantile(
+        def quantile_within_replicate(
             replicate_rows: Tensor,
         ) -> Tensor:  # `torch.quantile` of torch 2.6 refuses more than 2²⁴ numbers
             position = q * (len(replicate_rows) - 1)
@@ -110,7 +110,7 @@ class RowStatistics:
                 ordered[int(position)], ordered[min(int(position) + 1, len(replicate_rows) - 1)], position % 1
             )
 
-        return self.map_replicates(replicate_quantile, _as_floating(rows))
+        return self.map_replicates(quantile_within_replicate, _as_floating(rows))
 
     def trimmed_mean(self, rows: Tensor, fraction: float = 0.1) -> Tensor:
         """Return the mean of each number without the ⌊fraction·k⌋ smallest and as many largest, [n, …] → [R, …]."""
@@ -131,7 +131,7 @@ class RowStatistics:
     def split_by_replicate(self, rows: Tensor) -> list[Tensor]:
         """Return the participating rows of all ranks by replicate, [k, …] each, sorted by client, given the
         cohort's rows [n, …]."""
-        count, order, lengths, bounds = self._all_ranks_rows
+        count, order, lengths, bounds = self._all_ranks_row_layout
         if self.ranks.num_ranks > 1:
             rows = self.ranks.all_gather_rows(rows, lengths)[torch.as_tensor(order, device=rows.device)]
         if not (count == 1).all():
@@ -142,7 +142,7 @@ class RowStatistics:
         return [rows[a:b] for a, b in itertools.pairwise(bounds)]
 
     @functools.cached_property
-    def _all_ranks_rows(self) -> tuple[np.ndarray, np.ndarray, list[int], Sequence[int]]:
+    def _all_ranks_row_layout(self) -> tuple[np.ndarray, np.ndarray, list[int], Sequence[int]]:
         """Return, for the rows of all ranks: counts [n'], positions in the concatenated rows of the ranks [n'], the
         numbers of rows of the ranks, and the bounds of replicates."""
         count, virtual_clients, bounds = self.all_gather_host(self.host_index.multiplicity)

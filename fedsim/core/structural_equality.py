@@ -55,7 +55,7 @@ def structurally_equal(
     if isinstance(first_value, PLAIN_TYPES):
         return bool(first_value == second_value or (first_value != first_value and second_value != second_value))
     if isinstance(first_value, nn.Module):
-        return _modules_equal(first_value, second_value, nested_equal)
+        return _equal_except_trained(first_value, second_value, nested_equal)
     for kind, compare in COMPARISON_BY_TYPE.items():
         if isinstance(first_value, kind):
             return bool(compare(first_value, second_value, nested_equal))
@@ -86,7 +86,7 @@ def _functions_equal(
     )
 
 
-def _modules_equal(first_value: nn.Module, second_value: nn.Module, values_equal: Callable[..., bool]) -> bool:
+def _equal_except_trained(first_value: nn.Module, second_value: nn.Module, values_equal: Callable[..., bool]) -> bool:
     """Return whether two modules differ only in the values of trained tensors."""
     for parameter_name, parameter in first_value.named_parameters(recurse=False):
         second_parameter = second_value._parameters.get(parameter_name)

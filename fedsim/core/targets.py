@@ -52,7 +52,7 @@ RENAMED_MODULES = {
 
 
 @dataclass(frozen=True)
-class TargetKind:
+class ComponentKind:
     """The classes that are allowed in a place of a configuration.
 
     Attributes:
@@ -77,8 +77,8 @@ class TargetKind:
     class_names: frozenset[str] | None = None
     is_builder_function: Callable[[Any], bool] = field(default=lambda candidate: False)
     built_in_bases: tuple[type, ...] = ()
-    argument_kinds_by_name: Mapping[str, TargetKind] = field(default_factory=dict)
-    argument_kinds: tuple[TargetKind, ...] = ()
+    argument_kinds_by_name: Mapping[str, ComponentKind] = field(default_factory=dict)
+    argument_kinds: tuple[ComponentKind, ...] = ()
     allows_instances: bool = False
 
     def is_valid_class(self, candidate: type) -> bool:
@@ -86,9 +86,9 @@ class TargetKind:
         defined_names = {name for base in candidate.__mro__ if base is not object for name in vars(base)}
         return (not self.bases or issubclass(candidate, self.bases)) and defined_names >= set(self.required_methods)
 
-    def has_built_in(self, candidate: Any) -> bool:
+    def includes_built_in(self, candidate: Any) -> bool:
         """Return whether a class or function is a built-in one of this kind."""
-        if not _is_below(candidate.__module__, self.modules):
+        if not _is_within_modules(candidate.__module__, self.modules):
             return False
         if not isinstance(candidate, type):
             return bool(self.is_builder_function(candidate))
@@ -101,7 +101,7 @@ class TargetKind:
 
 
 @dataclass(frozen=True)
-class TrustSettings:
+class ImportTrustSettings:
     """Attributes:
 
     trusted_packages: that the user trusts besides.
@@ -114,7 +114,10 @@ class TrustSettings:
     remedy: str = TRUST_ON_COMMAND_LINE
 
 
-_current_trust: ContextVar[TrustSettings] = ContextVar("whose code configurations may name", default=TrustSettings())  # noqa: B039 (frozen)
+_current_trust: ContextVar[ImportTrustSettings] = ContextVar(
+    "whose code configurations may name",
+    default=ImportTrustSettings(),  # noqa: B039 (frozen)
+)
 
 
 @contextlib.contextmanager
@@ -122,14 +125,14 @@ def trust_packages(
     packages: Sequence[str], own_code: bool = True, remedy: str = TRUST_ON_COMMAND_LINE
 ) -> Iterator[None]:
     """Within the block these packages are trusted, and the user's own code if `own_code` is set."""
-    token = _current_trust.set(TrustSettings(tuple(packages), own_code, remedy))
+    token = _current_trust.set(ImportTrustSettings(tuple(packages), own_code, remedy))
     try:
         yield
     finally:
         _current_trust.reset(token)
 
 
-def current_target_path(target: str) -> str:
+def migrated_target_path(target: str) -> str:
     """Return the current dotted path of a class of fedsim, given the path in an earlier version."""
     package, dot, subpath = target.partition(".")
     head, end, name = subpath.partition(".")
@@ -137,15 +140,15 @@ def current_target_path(target: str) -> str:
     return target if current_module is None else f"{current_module}{end}{name}"
 
 
-def with_current_targets(settings: Mapping[str, Any]) -> dict[str, Any]:
+def with_current_class_paths(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return settings by dotted keys, with the current name in each `_target_`."""
     return {
-        key: current_target_path(value) if key.rpartition(".")[2] == "_target_" and isinstance(value, str) else value
+        key: migrated_target_path(value) if key.rpartition(".")[2] == "_target_" and isinstance(value, str) else value
         for key, value in settings.items()
     }
 
 
-def resolve_target(config_key: str, dotted_path: str, expected_kind: TargetKind) -> Any:
+def resolve_target(config_key: str, dotted_path: str, expected_kind: ComponentKind) -> Any:
     """Return the class or function at a dotted path.
 
     Args:
@@ -157,14 +160,14 @@ def resolve_target(config_key: str, dotted_path: str, expected_kind: TargetKind)
         ConfigError: a configuration may not name it there.
         ImportError, ValueError: there is no such thing.
     """
-    dotted_path = current_target_path(dotted_path)
-    path_segments = _split_target(config_key, dotted_path)
+    dotted_path = migrated_target_path(dotted_path)
+    path_segments = _checked_path_segments(config_key, dotted_path)
     root = path_segments[0]
-    trust_label = _trust_label(root)
+    trust_label = _trust_source(root)
     if trust_label is None:
         raise ConfigError(f"{config_key}={dotted_path!r} {_untrusted_text(root)}")
     if trust_label == "built in" and not (
-        _is_below(dotted_path, expected_kind.modules)
+        _is_within_modules(dotted_path, expected_kind.modules)
         or dotted_path.rpartition(".")[0] in expected_kind.reexporting_modules
     ):
         raise ConfigError(f"{config_key}={dotted_path!r} {_unfit_text(root, expected_kind)}")
@@ -173,11 +176,11 @@ def resolve_target(config_key: str, dotted_path: str, expected_kind: TargetKind)
 
         import_torchvision()  # a plain import fails where its compiled operators cannot be loaded
     candidate = _walk_path(config_key, dotted_path, path_segments, trust_label)
-    _check_candidate(config_key, dotted_path, candidate, expected_kind, trust_label)
+    _check_target_object(config_key, dotted_path, candidate, expected_kind, trust_label)
     return candidate
 
 
-def _split_target(config_key: str, dotted_path: str) -> list[str]:
+def _checked_path_segments(config_key: str, dotted_path: str) -> list[str]:
     """Return the names on a dotted path; forbidden ones are refused before anything is imported."""
     path_segments = dotted_path.split(".")
     if not all(segment.isidentifier() for segment in path_segments):
@@ -190,8 +193,8 @@ def _split_target(config_key: str, dotted_path: str) -> list[str]:
     return path_segments
 
 
-def _check_candidate(
-    config_key: str, dotted_path: str, candidate: Any, expected_kind: TargetKind, trust_label: str
+def _check_target_object(
+    config_key: str, dotted_path: str, candidate: Any, expected_kind: ComponentKind, trust_label: str
 ) -> None:
     """Refuse a candidate that is not a class or function, that is defined in a package that is not trusted, or that
     does not fit the place. The defining module counts, not only the path: `trusted_package.os.system` belongs to
@@ -205,11 +208,11 @@ def _check_candidate(
     ):
         raise ConfigError(f"{config_key}={dotted_path!r} is a {type(candidate).__name__}; give a function or class")
     home_root = defining_module.partition(".")[0] or "builtins"
-    home_trust = _trust_label(home_root)
+    home_trust = _trust_source(home_root)
     if home_trust is None or (trust_label == "built in" and home_trust != trust_label):
         qualified_name = f"{defining_module}.{getattr(candidate, '__qualname__', type(candidate).__name__)}"
         raise ConfigError(f"{config_key}={dotted_path!r} is {qualified_name}, and that {_untrusted_text(home_root)}")
-    if home_trust == "built in" and not expected_kind.has_built_in(candidate):
+    if home_trust == "built in" and not expected_kind.includes_built_in(candidate):
         raise ConfigError(f"{config_key}={dotted_path!r} {_unfit_text(home_root, expected_kind)}")
     if isinstance(candidate, types.BuiltinFunctionType) and home_trust != "named":
         raise ConfigError(
@@ -223,7 +226,7 @@ def _check_candidate(
 
 
 @dataclass
-class ConfiguredObject:
+class ObjectSpec:
     """An object that a configuration describes, ready to be built.
 
     Attributes:
@@ -234,13 +237,13 @@ class ConfiguredObject:
     """
 
     key: str
-    kind: TargetKind
+    kind: ComponentKind
     factory: Callable[..., Any]
     arguments: dict[str, Any]
 
-    def nested_objects(self) -> Iterator[ConfiguredObject]:
+    def nested_objects(self) -> Iterator[ObjectSpec]:
         """Yield this object and those among its arguments, the innermost first."""
-        yield from _parts_within(list(self.arguments.values()))
+        yield from _configured_objects_within(list(self.arguments.values()))
         yield self
 
     def build(self) -> Any:
@@ -260,7 +263,7 @@ class ConfiguredObject:
             while cause.__cause__ is not None and not isinstance(cause, ConfigError):
                 cause = cause.__cause__
             if isinstance(cause, ConfigError):
-                raise cause.with_prefix(self.key) from None
+                raise cause.with_key_prefix(self.key) from None
             reason = (str(cause).splitlines() or [type(cause).__name__])[0]
             raise ConfigError(f"{self.key}: {reason}") from error
         if self.kind.bases and not isinstance(instance, self.kind.bases):
@@ -271,7 +274,7 @@ class ConfiguredObject:
         return instance
 
 
-def parse_object(config_key: str, config_node: Mapping[str, Any], expected_kind: TargetKind) -> ConfiguredObject:
+def parse_object(config_key: str, config_node: Mapping[str, Any], expected_kind: ComponentKind) -> ObjectSpec:
     """Parse a mapping with a `_target_`, without calling anything.
 
     Raises:
@@ -304,20 +307,20 @@ def parse_object(config_key: str, config_node: Mapping[str, Any], expected_kind:
         for reserved_key, value in config_node.items()
         if reserved_key not in ("_target_", *RESERVED_KEY_DEFAULTS)
     }
-    return ConfiguredObject(
+    return ObjectSpec(
         config_key,
         expected_kind,
         factory,
         {
-            n: _parse_value(f"{config_key}.{n}", v, argument_kinds_of(factory, n, expected_kind))
+            n: _parse_nested_objects(f"{config_key}.{n}", v, allowed_argument_kinds(factory, n, expected_kind))
             for n, v in arguments.items()
         },
     )
 
 
-def check_unbuilt_node(key: str, node: Any, kinds: Sequence[TargetKind]) -> None:
+def check_passed_through_node(key: str, node: Any, kinds: Sequence[ComponentKind]) -> None:
     """Refuse forbidden names in a mapping or list, however deep, that is passed on as it is."""
-    _parse_value(key, node, kinds)
+    _parse_nested_objects(key, node, kinds)
 
 
 def check_remote_code(key: str, node: Mapping[str, Any]) -> None:
@@ -329,30 +332,35 @@ def check_remote_code(key: str, node: Mapping[str, Any]) -> None:
         )
 
 
-def argument_kinds_of(factory: Any, parameter_name: str, expected_kind: TargetKind) -> tuple[TargetKind, ...]:
+def allowed_argument_kinds(
+    factory: Any, parameter_name: str, expected_kind: ComponentKind
+) -> tuple[ComponentKind, ...]:
     """Return the kinds of objects that an argument takes: for user-defined classes `argument_kinds`, otherwise by
     annotation."""
     if parameter_name in expected_kind.argument_kinds_by_name:
         return (expected_kind.argument_kinds_by_name[parameter_name],)
-    if _trust_label(_defining_module(factory).partition(".")[0]) != "built in":
+    if _trust_source(_defining_module(factory).partition(".")[0]) != "built in":
         return expected_kind.argument_kinds
-    if bases := tuple(dict.fromkeys(_annotated_classes(factory, parameter_name))):
+    if bases := tuple(dict.fromkeys(_argument_classes(factory, parameter_name))):
         description = " or ".join(base.__name__ for base in bases)
         return (
-            TargetKind(f"a {description}", bases, modules=("fedsim",), argument_kinds=expected_kind.argument_kinds),
+            ComponentKind(f"a {description}", bases, modules=("fedsim",), argument_kinds=expected_kind.argument_kinds),
         )
     return ()
 
 
-def _parse_value(config_key: str, config_value: Any, expected_kinds: Sequence[TargetKind]) -> Any:
+def _parse_nested_objects(config_key: str, config_value: Any, expected_kinds: Sequence[ComponentKind]) -> Any:
     """Return the same value with objects in place of mappings that have a `_target_`."""
     if isinstance(config_value, (list, tuple)):
-        return [_parse_value(config_key, item, expected_kinds) for item in config_value]
+        return [_parse_nested_objects(config_key, item, expected_kinds) for item in config_value]
     if not isinstance(config_value, Mapping):
         return config_value
     check_remote_code(config_key, config_value)
     if "_target_" not in config_value:
-        return {name: _parse_value(f"{config_key}.{name}", item, expected_kinds) for name, item in config_value.items()}
+        return {
+            name: _parse_nested_objects(f"{config_key}.{name}", item, expected_kinds)
+            for name, item in config_value.items()
+        }
     problem = None
     for kind in expected_kinds:
         try:
@@ -362,21 +370,21 @@ def _parse_value(config_key: str, config_value: Any, expected_kinds: Sequence[Ta
     if problem is None:
         target = config_value["_target_"]
         root = str(target).partition(".")[0]
-        reason = "stands where no object is wanted; leave it out" if _trust_label(root) else _untrusted_text(root)
+        reason = "stands where no object is wanted; leave it out" if _trust_source(root) else _untrusted_text(root)
         problem = ConfigError(f"{config_key}._target_={target!r} {reason}")
     raise problem
 
 
-def _parts_within(value: Any) -> Iterator[ConfiguredObject]:
-    if isinstance(value, ConfiguredObject):
+def _configured_objects_within(value: Any) -> Iterator[ObjectSpec]:
+    if isinstance(value, ObjectSpec):
         yield from value.nested_objects()
     elif isinstance(value, (list, dict)):
         for item in value if isinstance(value, list) else value.values():
-            yield from _parts_within(item)
+            yield from _configured_objects_within(item)
 
 
 def _build_value(value: Any) -> Any:
-    if isinstance(value, ConfiguredObject):
+    if isinstance(value, ObjectSpec):
         return value.build()
     if isinstance(value, dict):
         return {name: _build_value(item) for name, item in value.items()}
@@ -405,7 +413,7 @@ def _walk_path(config_key: str, dotted_path: str, path_segments: list[str], trus
             )
         if isinstance(current_object, types.ModuleType):
             root = current_object.__name__.partition(".")[0]
-            if root != path_segments[0] and (trust_label == "built in" or _trust_label(root) != trust_label):
+            if root != path_segments[0] and (trust_label == "built in" or _trust_source(root) != trust_label):
                 raise ConfigError(
                     f"{config_key}={dotted_path!r} leads to the package {root}, and that {_untrusted_text(root)}"
                 )
@@ -440,7 +448,7 @@ def _defining_module(candidate: Any) -> str:
     return module_name if isinstance(module_name, str) else ""
 
 
-def _trust_label(root: str) -> str | None:
+def _trust_source(root: str) -> str | None:
     """Return 'named' by the user, 'built in', the user's 'own', or None."""
     trust = _current_trust.get()
     if root in trust.trusted_packages:
@@ -461,23 +469,23 @@ def _untrusted_text(root: str) -> str:
     )
 
 
-def _unfit_text(root: str, kind: TargetKind) -> str:
+def _unfit_text(root: str, kind: ComponentKind) -> str:
     alternatives = f"{' or '.join(kind.modules)}, or one of your own" if kind.modules else "your own"
     trust_hint = "" if root == "fedsim" else f"; if you trust {root} with its arguments, {_remedy_text(root)}"
     return f"is not {kind.description} that configurations may build; name one of {alternatives}{trust_hint}"
 
 
-def _requirement_text(kind: TargetKind) -> str:
+def _requirement_text(kind: ComponentKind) -> str:
     if kind.bases:
         return f"derive it from {' or '.join(f'{base.__module__}.{base.__qualname__}' for base in kind.bases)}"
     return f"it needs {' and '.join(kind.required_methods)}"
 
 
-def _is_below(path: str, prefixes: Sequence[str]) -> bool:
+def _is_within_modules(path: str, prefixes: Sequence[str]) -> bool:
     return any(path == prefix or path.startswith(f"{prefix}.") for prefix in prefixes)
 
 
-def _annotated_classes(call: Any, parameter_name: str) -> Iterator[type]:
+def _argument_classes(call: Any, parameter_name: str) -> Iterator[type]:
     """Return the fedsim classes in the annotation of an argument, which may be that of a base class."""
     for definition in inspect.getmro(call) if isinstance(call, type) else (call,):
         function = vars(definition).get("__init__") if isinstance(definition, type) else definition

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from fedsim.core import rng
 from fedsim.core.errors import ConfigError
 from fedsim.data.samples import ClientData, ClientSamples
-from fedsim.models import RowModel
+from fedsim.models import StatelessModel
 from fedsim.models.features import FeatureLayer
 from fedsim.models.losses import LOSSES
 
@@ -68,7 +68,7 @@ class ClassStatistics:
         return scatter / (self.counts - 1).clamp(min=1)[:, None, None]
 
 
-class Calibration:
+class ClassifierCalibration:
     """Makes the server's model with a calibrated last layer (Luo et al., "No Fear of Heterogeneity: Classifier
     Calibration for Federated Learning with Non-IID Data", NeurIPS 2021, Algorithm 1).
 
@@ -87,7 +87,7 @@ class Calibration:
             with their samples.
     """
 
-    def __init__(self, model: RowModel, data: ClientData) -> None:
+    def __init__(self, model: StatelessModel, data: ClientData) -> None:
         self.model, self.data, self.federation = model, data, data.federation
         classes = data.dataset.classes
         if classes is None or data.federation.class_fractions is None or model.loss is not LOSSES["cross_entropy"]:
@@ -126,18 +126,18 @@ class Calibration:
     def _gives_outputs(self, layer: FeatureLayer) -> bool:
         """Whether the model's outputs are those of the layer, which is used once."""
         row, batch = self.model.initial([0])[0], self.data.two_samples(self.model.dtype)
-        with torch.no_grad(), layer.recorded(self.model.evaluation_module) as recorded:
+        with torch.no_grad(), layer.record_features(self.model.evaluation_module) as recorded:
             output = self.model.evaluate(row, self.model.call.inputs(batch))
         if len(recorded) != 1 or recorded[0].dim() != 2 or output.shape != (len(recorded[0]), self.classes):
             return False
-        expected = F.linear(recorded[0], *_head(self.model, row, layer))
+        expected = F.linear(recorded[0], *_head_parameters(self.model, row, layer))
         return torch.allclose(output, expected.to(output), rtol=OUTPUT_TOLERANCE, atol=OUTPUT_TOLERANCE)
 
     def __call__(self, models: Tensor) -> Tensor:
         """[R, d] models, each with its calibrated last layer; the others' columns are unchanged."""
         calibrated = models.clone()
         for replicate, (row, seed) in enumerate(zip(calibrated, self.federation.seeds, strict=True)):
-            head = _head(self.model, row, self.layer)  # views of the row
+            head = _head_parameters(self.model, row, self.layer)  # views of the row
             statistics = self.statistics(models[replicate], replicate)
             features, labels = virtual_features(statistics, int(seed))
             with torch.no_grad():
@@ -148,7 +148,7 @@ class Calibration:
     @torch.no_grad()
     def statistics(self, row: Tensor, replicate: int) -> ClassStatistics:
         """The sums over the training samples of all clients of a replicate under a model [d]."""
-        weight = _head(self.model, row, self.layer)[0]
+        weight = _head_parameters(self.model, row, self.layer)[0]
         statistics = ClassStatistics.zeros(self.classes, weight.shape[1], row.device)
         clients = torch.arange(self.federation.clients, device=row.device)[self.federation.ranks.client_slice]
         for rows in (replicate * self.federation.clients + clients).split(
@@ -157,7 +157,7 @@ class Calibration:
             batch = self.samples.batch(rows)
             is_sample = batch["weight"] > 0
             samples = {name: value[is_sample] for name, value in batch.items() if value.shape[:2] == is_sample.shape}
-            with self.layer.recorded(self.model.evaluation_module) as recorded:
+            with self.layer.record_features(self.model.evaluation_module) as recorded:
                 self.model.evaluate(row, self.model.call.inputs(samples))
             statistics.add(recorded[0], samples["y"])
         for sums in (statistics.counts, statistics.sums, statistics.products):
@@ -165,7 +165,7 @@ class Calibration:
         return statistics
 
 
-def _head(model: RowModel, row: Tensor, layer: FeatureLayer) -> list[Tensor]:
+def _head_parameters(model: StatelessModel, row: Tensor, layer: FeatureLayer) -> list[Tensor]:
     """Weight [C, k] and, if there is one, bias [C] of the layer, as views of the row [d]."""
     parameters = model.unflatten(row)
     names = (f"{layer.name}.weight", f"{layer.name}.bias")

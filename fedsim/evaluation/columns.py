@@ -11,7 +11,7 @@ from fedsim.evaluation.registry import (
     UNKNOWN_DIRECTION_TEXT,
     MetricDescription,
     columns_of_other_model,
-    describe,
+    describe_metric,
 )
 
 
@@ -37,12 +37,12 @@ SPREAD_SUFFIXES = ("median", "worst", "best", "variance", "jain", "absent", "uns
 
 def is_fraction(metric: str) -> bool:
     """Return whether a column is a fraction that is shown in per cent."""
-    return describe(metric).unit == "%"
+    return describe_metric(metric).unit == "%"
 
 
 def is_higher_better(metric: str, column_descriptions: Mapping[str, str] | None = None) -> bool:
     """Whether higher is better; for a user's metric, according to its description, else its name."""
-    return describe(metric, column_descriptions).better == HIGHER
+    return describe_metric(metric, column_descriptions).better == HIGHER
 
 
 def validation_metric(columns: Iterable[str]) -> str | None:

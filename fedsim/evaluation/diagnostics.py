@@ -50,7 +50,7 @@ def check_diagnostics(names: Any) -> None:
         raise ConfigError(f"diagnostics={list(names)} contains a name twice")
 
 
-def spread_diagnostics(names: Sequence[str]) -> list[str]:
+def spread_diagnostic_names(names: Sequence[str]) -> list[str]:
     """The diagnostics about the spread over clients, by their names in `spread`."""
     share_names = [name for name in names if WORST_OR_BEST_PATTERN.fullmatch(name)]
     return list(dict.fromkeys([*(FAIRNESS_MEASURES if "fairness" in names else ()), *share_names]))

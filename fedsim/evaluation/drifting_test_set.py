@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedsim.data.drift.movements import weight_type
+from fedsim.data.drift.movements import importance_weight_dtype
 from fedsim.data.samples import ClientData
 
 
@@ -42,7 +42,7 @@ class DriftingTestSet:
             drift.displaced(samples, displacement, replicate, None)
             for displacement, replicate in zip(displacements, replicates, strict=True)
         ]
-        if drift.weighs:  # also where a replicate's fractions are as stored
-            ones = torch.ones(len(number), 1, dtype=weight_type(batch), device=batch["x"].device)
+        if drift.uses_importance_weights:  # also where a replicate's fractions are as stored
+            ones = torch.ones(len(number), 1, dtype=importance_weight_dtype(batch), device=batch["x"].device)
             drifted_batches = [{"weight": ones} | of_replicate for of_replicate in drifted_batches]
         return [{name: value[:, 0] for name, value in of_replicate.items()} for of_replicate in drifted_batches]

@@ -9,7 +9,7 @@ from torch import Tensor
 from fedsim.core.columns import ParameterPartition
 from fedsim.core.federation import Cohort, Federation
 from fedsim.core.memory import Memory
-from fedsim.evaluation.calibration import CALIBRATED, Calibration
+from fedsim.evaluation.calibration import CALIBRATED, ClassifierCalibration
 from fedsim.strategies import State, Strategy
 
 RECEIVED_MODEL_NAME = "received"
@@ -21,7 +21,7 @@ class EvaluatedModels:
     'client_mean' is the mean over all m clients of each client's model. If clients keep their own models under the
     strategy (FedPBC, FedAWE), these are used. Otherwise it is the model that each received last: all start with x^0,
     and clients that participated in round t have x^{t+1} after it, as in FedAWE and FedPBC. This makes algorithms
-    comparable. 'calibrated' is the server's model with a last layer that is trained again, see `Calibration`.
+    comparable. 'calibrated' is the server's model with a last layer that is trained again, see `ClassifierCalibration`.
 
     Args:
         models: names of the models to evaluate.
@@ -36,7 +36,7 @@ class EvaluatedModels:
         strategy: Strategy[Any],
         federation: Federation,
         columns: ParameterPartition,
-        calibration: Calibration | None = None,
+        calibration: ClassifierCalibration | None = None,
     ) -> None:
         self.models, self.strategy, self.federation, self.columns = models, strategy, federation, columns
         self.calibration = calibration
@@ -47,7 +47,7 @@ class EvaluatedModels:
         """[R·m, d] the model that each client received last, before round 0; empty if not needed."""
         return {RECEIVED_MODEL_NAME: self.federation.broadcast(model)} if self.receives else {}
 
-    def receive(self, memory: Memory, state: State, cohort: Cohort) -> None:
+    def record_received_models(self, memory: Memory, state: State, cohort: Cohort) -> None:
         """Record that the participants of the round that led to `state` have its model."""
         if self.receives:
             took_part = cohort.subset((cohort.host_index.multiplicity > 0).nonzero()[0])
@@ -55,13 +55,13 @@ class EvaluatedModels:
 
     def __call__(self, name: str, state: State, memory: Memory) -> Tensor:
         """[R, d] one of the models, with all columns."""
-        rows = self.columns.server_rows(self._shared(name, state, memory), memory, self.federation)
+        rows = self.columns.full_server_rows(self._shared_columns_model(name, state, memory), memory, self.federation)
         if name != CALIBRATED:
             return rows
         assert self.calibration is not None
         return self.calibration(rows)
 
-    def _shared(self, name: str, state: State, memory: Memory) -> Tensor:
+    def _shared_columns_model(self, name: str, state: State, memory: Memory) -> Tensor:
         if name in ("global", CALIBRATED):
             return state.model
         if self.receives:

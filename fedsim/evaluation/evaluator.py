@@ -25,13 +25,13 @@ from fedsim.evaluation.measured import (
     VALIDATION,
     WORST_DECILE_SUFFIX,
     EvaluationResult,
-    spread_columns,
+    client_spread_columns,
     spread_description,
 )
-from fedsim.evaluation.metrics import Metrics, target_of
+from fedsim.evaluation.metrics import UserMetrics, target_of
 from fedsim.evaluation.optimum import optimum
 from fedsim.evaluation.performative.references import References
-from fedsim.models import RowModel
+from fedsim.models import StatelessModel
 from fedsim.models.calling import Inputs
 from fedsim.models.losses import correct_share, weighted_mean
 from fedsim.shift import Shift
@@ -54,7 +54,7 @@ class Evaluator:
     Args:
         model, data, shift: of the run.
         client_samples: samples of its own data on which a client is evaluated, the same in every evaluation. Those of a
-            stream have the moments of its law (`Stream.exact`).
+            stream have the moments of its law (`StreamDataset.exact`).
         loop: evaluate models one by one, even if they could be vmapped.
         max_clients: clients evaluated on their own data; of a larger population, an evenly spaced subset.
         metrics: metrics of the user.
@@ -64,23 +64,23 @@ class Evaluator:
 
     def __init__(
         self,
-        model: RowModel,
+        model: StatelessModel,
         data: ClientData,
         shift: Shift,
         client_samples: int = 20,
         max_clients: int = 1000,
         loop: bool = False,
-        metrics: Metrics | None = None,
+        metrics: UserMetrics | None = None,
         validation: ClientData | None = None,
         spreads: Sequence[str] = (),
     ) -> None:
         federation = data.federation
         self.model, self.data, self.federation, self.shift = model, data, federation, shift
         self.dataset = data.dataset
-        self.metrics = metrics or Metrics((), model, data)
+        self.metrics = metrics or UserMetrics((), model, data)
         self.references = References()
         self.test_set = DriftingTestSet(data)
-        if data.drift.weighs and len(self.metrics) and self.dataset.test_x is not None:
+        if data.drift.uses_importance_weights and len(self.metrics) and self.dataset.test_x is not None:
             raise ConfigError(
                 f"metrics={self.metrics.names}: drift.moves=labels gives the samples of the test set weights, which "
                 "these metrics do not use; remove them, or use moves=features"
@@ -136,10 +136,10 @@ class Evaluator:
         } - self.references.keys()
         return MEASURED_COLUMNS.keys() - absent_columns
 
-    def added_columns(self, measure_name: str = "") -> dict[str, str]:
+    def user_metric_columns(self, measure_name: str = "") -> dict[str, str]:
         """Columns of the user's metrics → descriptions; `measure_name`: of which model."""
         descriptions = {
-            f"{self.primary_column}_{name}": f"{spread_description(name, self.primary_column)}{measure_name}"
+            f"{self.primary_client_column}_{name}": spread_description(name, self.primary_client_column) + measure_name
             for name in self.spreads
         }
         if self.extra_metrics is not None:
@@ -149,16 +149,16 @@ class Evaluator:
         return self.metrics.columns(self.dataset.test_x is not None, measure_name) | descriptions
 
     @property
-    def primary_column(self) -> str:
+    def primary_client_column(self) -> str:
         """The column of the most relevant per-client numbers: on the test set, else on validation samples, else on
         training data.
         """
         if self.dataset.test_owners is not None and self.dataset.test_x is not None:
             return TEST.format(self.measure_name)
-        return self.local_column
+        return self.own_data_column
 
     @property
-    def local_column(self) -> str:
+    def own_data_column(self) -> str:
         """The column of the most relevant per-client numbers without the test set, whose owners need not be the
         run's clients."""
         return (TRAINING if self.validation is None else VALIDATION).format(self.measure_name)
@@ -211,9 +211,9 @@ class Evaluator:
         metrics = dict(zip(results, of_run, strict=True))
         client_scores = {name: numbers.T for name, numbers in zip(by_client, client_numbers, strict=True)}
         spread_pairs = [(name, WORST_DECILE_SUFFIX) for name in client_scores if name in MEASURED_COLUMNS] + [
-            (self.primary_column, name) for name in self.spreads
+            (self.primary_client_column, name) for name in self.spreads
         ]
-        metrics |= spread_columns(client_scores, spread_pairs)
+        metrics |= client_spread_columns(client_scores, spread_pairs)
         client_values = {}
         if client_metrics is not None:
             user_metrics |= self.metrics.over_clients(client_metrics, self.weights)
@@ -234,12 +234,14 @@ class Evaluator:
             return x if has_shared_inputs else tree_map(lambda value: value[r], x)
 
         if weight is not None and self.model.traits.evaluation_mixes_samples:
-            return torch.stack([self._unpadded_outputs(row, of_row(r), weight[r] > 0) for r, row in enumerate(models)])
+            return torch.stack(
+                [self._zero_padded_outputs(row, of_row(r), weight[r] > 0) for r, row in enumerate(models)]
+            )
         if self.loop:
             return torch.stack([self.model.evaluate(row, of_row(r)) for r, row in enumerate(models)])
         return vmap(self.model.evaluate, in_dims=(0, None if has_shared_inputs else 0))(models, x)
 
-    def _unpadded_outputs(self, row: Tensor, x: Inputs, mask: Tensor) -> Tensor:
+    def _zero_padded_outputs(self, row: Tensor, x: Inputs, mask: Tensor) -> Tensor:
         """Outputs for one client's inputs [B, …], zero for padding [B]."""
         outputs = self.model.evaluate(row, tree_map(lambda value: value[mask], x))
         return outputs.new_zeros(len(mask), *outputs.shape[1:]).index_put((mask,), outputs)
@@ -254,11 +256,14 @@ class Evaluator:
         assert data.test_x is not None
         owners = data.test_owners
         count = 0 if owners is None else data.natural_clients or 0
-        rows = 2 + count + count * self.data.drift.weighs
+        rows = 2 + count + count * self.data.drift.uses_importance_weights
         total = torch.zeros(rows, len(models), dtype=dtype, device=models.device)
         by_owner, weights = total[2 : 2 + count], total[2 + count :]  # views; weights are those of a drift of labels
         batch_starts = range(0, len(data.test_x), TEST_BATCH_SIZE)
-        local_starts, pooled_metrics = batch_starts[self.ranks.client_slice], self.metrics.pooled(len(models))
+        local_starts, pooled_metrics = (
+            batch_starts[self.ranks.client_slice],
+            self.metrics.pooled_accumulator(len(models)),
+        )
         for start in batch_starts if len(self.metrics) else local_starts:
             row_selection = slice(start, start + TEST_BATCH_SIZE)
             x = data.prepare(data.test_x[row_selection].to(models.device), dtype)
@@ -311,7 +316,7 @@ class Evaluator:
         return results, pooled_metrics.values()
 
     def _evaluate_clients(
-        self, samples: ClientSamples, models: Tensor, deployed: Tensor, t: int, metrics: Metrics | None = None
+        self, samples: ClientSamples, models: Tensor, deployed: Tensor, t: int, metrics: UserMetrics | None = None
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """Mean loss [R, m'], accuracy [R, m'] and metrics [K, R, m'] of every client on its own samples of round t,
         shifted by `deployed`.
@@ -339,7 +344,7 @@ class Evaluator:
                 outputs = self.predict(models, self.model.call.inputs(flat), has_shared_inputs=False)
             per_sample = torch.stack(
                 [
-                    self.model.client_losses(
+                    self.model.client_sample_losses(
                         row_output.unflatten(0, weight.shape[1:]),
                         {k: v[r] for k, v in batch.items() if v.dim() > 2},
                         weight[r],
@@ -359,7 +364,9 @@ class Evaluator:
                 metric_values = metrics.client_metrics(clients, target_of(batch).flatten(0, 1), weight.flatten(0, 1))
                 added_metrics.append(metric_values.unflatten(1, weight.shape[:2]))
         client_values = (torch.cat(values, -1) if values else None for values in (losses, correct, added_metrics))
-        loss, accuracy, metric = (None if values is None else self._gather_clients(values) for values in client_values)
+        loss, accuracy, metric = (
+            None if values is None else self._all_gather_clients(values) for values in client_values
+        )
         assert loss is not None
         return loss, accuracy, metric
 
@@ -375,7 +382,7 @@ class Evaluator:
             losses[r, c] = self.model.mean_loss(output, client_batch | {"weight": weight[r, c][is_sample]})
         return losses
 
-    def _gather_clients(self, local_values: Tensor) -> Tensor:
+    def _all_gather_clients(self, local_values: Tensor) -> Tensor:
         """[…, m''] of this rank's share of the clients → […, m'] of all evaluated clients."""
         if self.ranks.num_ranks == 1:
             return local_values

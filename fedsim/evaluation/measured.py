@@ -47,7 +47,9 @@ class EvaluationResult:
         return held_out_scores[0] if held_out_scores else None
 
 
-def spread_columns(by_client: Mapping[str, np.ndarray], pairs: Iterable[tuple[str, str]]) -> dict[str, np.ndarray]:
+def client_spread_columns(
+    by_client: Mapping[str, np.ndarray], pairs: Iterable[tuple[str, str]]
+) -> dict[str, np.ndarray]:
     """Column → [R] measures of the spread over clients.
 
     Args:

@@ -74,131 +74,131 @@ class MetricDescription:
         return f"{self.label} ({self.unit})" if self.unit else self.label
 
 
-def _loss(column: str, label: str, description: str) -> MetricDescription:
+def _loss_description(column: str, label: str, description: str) -> MetricDescription:
     return MetricDescription(column, label, description, "loss", LOWER)
 
 
-def _accuracy(column: str, label: str, description: str) -> MetricDescription:
+def _accuracy_description(column: str, label: str, description: str) -> MetricDescription:
     return MetricDescription(column, label, description, "accuracy", HIGHER, "%")
 
 
-def _distance(column: str, label: str, description: str) -> MetricDescription:
+def _distance_description(column: str, label: str, description: str) -> MetricDescription:
     return MetricDescription(column, label, description, "distance", LOWER)
 
 
-def _by_column(*metrics: MetricDescription) -> dict[str, MetricDescription]:
+def _metric_by_column(*metrics: MetricDescription) -> dict[str, MetricDescription]:
     return {metric.column: metric for metric in metrics}
 
 
 OVER_CLIENTS, WORST_DECILE_LABEL = ", mean over clients", "worst tenth of clients"  # in labels
-PROGRESS_COLUMNS = _by_column(
+PROGRESS_COLUMNS = _metric_by_column(
     MetricDescription("round", "round", "completed rounds; 0 is the initial model"),
     MetricDescription("seed", "seed", "seed of the replicate"),
 )
-MODEL_METRICS = _by_column(
-    _loss(
+MODEL_METRICS = _metric_by_column(
+    _loss_description(
         "test_loss",
         "test loss",
         "mean loss of the evaluated model on the test set, whose samples do not react to the model",
     ),
-    _accuracy(
+    _accuracy_description(
         "test_accuracy",
         "test accuracy",
         "fraction of the test set classified correctly; its samples do not react to the model",
     ),
-    _accuracy(
+    _accuracy_description(
         "test_accuracy_by_client",
         "test accuracy, mean over clients",
         "mean over clients of the accuracy on the client's own held-out test samples",
     ),
-    _accuracy(
+    _accuracy_description(
         "test_accuracy_by_client_worst10",
         f"test accuracy, {WORST_DECILE_LABEL}",
         "its mean over the tenth of the clients with the lowest accuracies",
     ),
-    _loss(
+    _loss_description(
         "test_loss_by_client",
         "test loss, mean over clients",
         "mean over clients of the mean loss on the client's own held-out test samples",
     ),
-    _loss(
+    _loss_description(
         "test_loss_by_client_worst10",
         f"test loss, {WORST_DECILE_LABEL}",
         "its mean over the tenth of the clients with the highest losses",
     ),
-    _loss(
+    _loss_description(
         "validation_loss",
         "validation loss, mean over clients",
         "mean over clients of the loss on the client's own validation samples",
     ),
-    _loss(
+    _loss_description(
         "validation_loss_worst10",
         f"validation loss, {WORST_DECILE_LABEL}",
         "its mean over the tenth of the clients with the highest losses",
     ),
-    _accuracy(
+    _accuracy_description(
         "validation_accuracy",
         "validation accuracy, mean over clients",
         "mean over clients of the accuracy on the client's own, shifted, validation samples",
     ),
-    _accuracy(
+    _accuracy_description(
         "validation_accuracy_worst10",
         f"validation accuracy, {WORST_DECILE_LABEL}",
         "its mean over the tenth of the clients with the lowest accuracies",
     ),
-    _loss(
+    _loss_description(
         "train_loss",
         "training loss, mean over clients",
         "mean over clients of the mean loss on (a subsample of) the client's own, shifted, data",
     ),
-    _accuracy(
+    _accuracy_description(
         "train_accuracy",
         "training accuracy, mean over clients",
         "mean over clients of the accuracy on (a subsample of) the client's own, shifted, data",
     ),
-    _accuracy(
+    _accuracy_description(
         "client_accuracy_worst10",
         f"training accuracy, {WORST_DECILE_LABEL}",
         "mean of the lowest tenth of the clients' accuracies on (a subsample of) their own training data",
     ),
-    _distance(
+    _distance_description(
         "distance_to_optimum",
         "distance to the optimum",
         "Euclidean distance of the evaluated model to the closed-form optimum, ridge included",
     ),
-    _loss(
+    _loss_description(
         "performative_loss",
         "performative loss",
         "equal to train_loss: the loss of the evaluated model on the data that it induces",
     ),
-    _loss(
+    _loss_description(
         "performative_risk",
         "performative risk",
         "performative_loss plus the ridge penalty λ/2 ‖θ‖²; θ^PO minimises it",
     ),
-    _loss(
+    _loss_description(
         "decoupled_loss",
         "decoupled loss",
         "loss of the evaluated model on data induced by the last deployed model: the server's model before the last "
         "round, or the model determined by shift.inertia or shift.redraw",
     ),
-    _distance(
+    _distance_description(
         "distance_to_ps",
         "distance to θ^PS",
         "Euclidean distance of the evaluated model to the performatively stable point",
     ),
-    _distance(
+    _distance_description(
         "distance_to_po",
         "distance to θ^PO",
         "Euclidean distance of the evaluated model to the performatively optimal point",
     ),
-    _distance(
+    _distance_description(
         "tracking_error",
         "tracking error",
         "Euclidean distance of the evaluated model to the minimiser of the risk on the data of the current round, or "
         "with a shift to the performatively stable point of these data, if the data drift",
     ),
-    _distance(
+    _distance_description(
         "distance_to_nash",
         "distance to the Nash equilibrium",
         "Euclidean distance of the evaluated model, all players' decisions, to their Nash equilibrium",
@@ -211,8 +211,8 @@ DISTANCE_COLUMNS = (
     "tracking_error",
     "distance_to_nash",
 )  # on logarithmic axes
-OVER_TIME = _by_column(  # sums over rounds, of data that drift
-    _loss(
+OVER_TIME = _metric_by_column(  # sums over rounds, of data that drift
+    _loss_description(
         "dynamic_regret",
         "dynamic regret",
         "sum over rounds of the (performative) risk of the evaluated model on the data of the round minus the lowest "
@@ -220,7 +220,7 @@ OVER_TIME = _by_column(  # sums over rounds, of data that drift
     ),
 )
 REGRET = "dynamic_regret"
-WORK_COLUMNS = _by_column(
+WORK_COLUMNS = _metric_by_column(
     MetricDescription(
         "active_clients",
         "participating clients",
@@ -270,7 +270,7 @@ WORK_COLUMNS = _by_column(
         "seconds", "wall time", "wall time of training and evaluation so far, resumed parts included", "", LOWER, "s"
     ),
 )
-CLOCK_COLUMNS = _by_column(  # with a clock
+CLOCK_COLUMNS = _metric_by_column(  # with a clock
     MetricDescription(
         "virtual_seconds", "virtual seconds", "virtual seconds so far, by the run's clock", "time", LOWER
     ),
@@ -300,7 +300,7 @@ CLOCK_COLUMNS = _by_column(  # with a clock
     ),
 )
 STALENESS_COLUMN, ENERGY_COLUMN = "update_staleness", "joules"
-DIAGNOSTICS = _by_column(  # requested by `diagnostics`
+DIAGNOSTICS = _metric_by_column(  # requested by `diagnostics`
     MetricDescription(
         "performative_power",
         "performative power",
@@ -361,14 +361,16 @@ DIAGNOSTICS = _by_column(  # requested by `diagnostics`
         LOWER,
     ),
 )
-PERSONAL_MEASURES = _by_column(  # of each of PERSONAL_MODELS
+PERSONAL_MEASURES = _metric_by_column(  # of each of PERSONAL_MODELS
     MODEL_METRICS["validation_loss"],
-    _loss("validation_loss_median", "validation loss, median over clients", "its median over clients"),
+    _loss_description("validation_loss_median", "validation loss, median over clients", "its median over clients"),
     MODEL_METRICS["validation_loss_worst10"],
     MODEL_METRICS["validation_accuracy"],
-    _accuracy("validation_accuracy_median", "validation accuracy, median over clients", "its median over clients"),
+    _accuracy_description(
+        "validation_accuracy_median", "validation accuracy, median over clients", "its median over clients"
+    ),
     MODEL_METRICS["validation_accuracy_worst10"],
-    _loss(
+    _loss_description(
         "training_loss",
         "training loss, unweighted mean over clients",
         "mean over clients of the loss on (a subsample of) the client's own training samples",
@@ -388,7 +390,7 @@ def columns_of_other_model(model: str, columns: Iterable[str]) -> dict[str, str]
     return {name: f"{model}_{name}" for name in columns}
 
 
-def _metrics_of_model(
+def _model_metric_descriptions(
     model: str, models: Mapping[str, str], metrics: Mapping[str, MetricDescription]
 ) -> dict[str, MetricDescription]:
     """The metrics of a further model, by their columns."""
@@ -407,13 +409,13 @@ def _metrics_of_model(
 EVALUATED_MODEL_METRICS = MODEL_METRICS | {
     name: column
     for model in EVALUATED_MODEL_DESCRIPTIONS
-    for name, column in _metrics_of_model(model, EVALUATED_MODEL_DESCRIPTIONS, MODEL_METRICS).items()
+    for name, column in _model_metric_descriptions(model, EVALUATED_MODEL_DESCRIPTIONS, MODEL_METRICS).items()
 }
 PERSONAL_MODEL_METRICS = {
     name: column
     for model in PERSONAL_MODELS
-    for name, column in _metrics_of_model(model, PERSONAL_MODELS, PERSONAL_MEASURES).items()
-} | _by_column(VALIDATED_CLIENTS_METRIC)
+    for name, column in _model_metric_descriptions(model, PERSONAL_MODELS, PERSONAL_MEASURES).items()
+} | _metric_by_column(VALIDATED_CLIENTS_METRIC)
 METRICS = (
     PROGRESS_COLUMNS
     | EVALUATED_MODEL_METRICS
@@ -442,7 +444,7 @@ _SPREAD_LABELS = {
 }
 
 
-def describe(column: str, column_descriptions: Mapping[str, str] | None = None) -> MetricDescription:
+def describe_metric(column: str, column_descriptions: Mapping[str, str] | None = None) -> MetricDescription:
     """The entry of a column, of 'newcomers COLUMN', and of 'personal_… or localized_…'.
 
     Args:
@@ -452,16 +454,16 @@ def describe(column: str, column_descriptions: Mapping[str, str] | None = None) 
     """
     column_descriptions = column_descriptions or {}
     if column.startswith(NEWCOMER_PREFIX):
-        entry = describe(column.removeprefix(NEWCOMER_PREFIX), column_descriptions)
+        entry = describe_metric(column.removeprefix(NEWCOMER_PREFIX), column_descriptions)
         return dataclasses.replace(entry, column=column, label=f"{entry.label}, newcomers")
     names = column.split(" or ")
     if len(names) > 1:
-        entry = describe(re.sub("^(personal|localized)_", "", names[0]), column_descriptions)
+        entry = describe_metric(re.sub("^(personal|localized)_", "", names[0]), column_descriptions)
         label = f"{entry.label.removesuffix(OVER_CLIENTS)}, clients' own models"
         return dataclasses.replace(entry, column=column, label=label)
     if column in METRICS:
         return METRICS[column]
-    entry = _derived_metric(column)
+    entry = _derived_metric_description(column)
     column_description = column_descriptions.get(column, "")
     if direction := DIRECTION_PATTERN.search(column_description):
         entry = dataclasses.replace(entry, better=direction[1])
@@ -470,7 +472,7 @@ def describe(column: str, column_descriptions: Mapping[str, str] | None = None) 
     return dataclasses.replace(entry, description=column_description or entry.description)
 
 
-def _derived_metric(column: str) -> MetricDescription:
+def _derived_metric_description(column: str) -> MetricDescription:
     """The entry of a further model, of a spread over clients, or of a user's metric."""
     match = _MODEL_PREFIX_PATTERN.fullmatch(column)
     model, name = match.groups() if match else (None, column)

@@ -19,7 +19,7 @@ from fedsim.local.play import Play
 from fedsim.local.plugin import PlugIn
 from fedsim.local.profl import PG, ProFL
 from fedsim.local.rrm import RRM
-from fedsim.local.rule import Carry, GradientStep, HeavyBall, LocalRule, Moments, Objective
+from fedsim.local.rule import AdamMoments, Carry, GradientStep, HeavyBall, LocalRule, Objective
 from fedsim.local.sam import SAM
 from fedsim.local.schedules import Constant, Cosine, Inverse, InverseSqrt, PerStep, Schedule
 from fedsim.local.sgd import SGD
@@ -35,6 +35,7 @@ __all__ = [
     "SAM",
     "SGD",
     "Adam",
+    "AdamMoments",
     "Carry",
     "Constant",
     "Cosine",
@@ -51,7 +52,6 @@ __all__ = [
     "Inverse",
     "InverseSqrt",
     "LocalRule",
-    "Moments",
     "Momentum",
     "Objective",
     "PFedMe",

@@ -20,7 +20,7 @@ MIXING_MODES = ("params", "outputs")
 ADAPTATION_INTERVALS = ("round", "step")
 
 
-def ratio_to(personal_lr: float | None, learning_rates: list[float]) -> float:
+def personal_rate_ratio(personal_lr: float | None, learning_rates: list[float]) -> float:
     """η_v / η of a rule's rates; 1 where η_v is None."""
     if personal_lr is None:
         return 1.0
@@ -75,7 +75,7 @@ class APFL(SGD):
         self.every = alpha_every
         self.mix = mix
         self.alpha_decay = alpha_decay
-        self.ratio = ratio_to(personal_lr, self.rates)
+        self.ratio = personal_rate_ratio(personal_lr, self.rates)
 
     def memory(self, federation: Federation, dimension: int) -> Carry:
         per_replicate = torch.ones(federation.num_replicates, dtype=federation.dtype, device=federation.device)
@@ -101,18 +101,18 @@ class APFL(SGD):
         return self.adaptive and self.every == "round"
 
     def on_round_start(self, carry: Carry, batch: Batch, lr: Tensor, objective: Objective) -> Carry:
-        return self.adapt(carry, batch, lr, objective)
+        return self.update_alpha(carry, batch, lr, objective)
 
     def step(self, carry: Carry, batch: Batch, lr: Tensor, objective: Objective) -> tuple[Carry, Tensor]:
         if self.adaptive and self.every == "step":
-            carry = self.adapt(carry, batch, lr, objective)
+            carry = self.update_alpha(carry, batch, lr, objective)
         gradient = self.personal_gradient(carry, batch, objective)
         personal_carry = {"params": carry["personal"]}  # no correction or proximal term: they are the federation's
         v = self.descend(personal_carry, gradient, lr * self.ratio)
         carry, loss = super().step(carry, batch, lr, objective)
         return carry | {"personal": v}, loss
 
-    def adapt(self, carry: Carry, batch: Batch, lr: Tensor, objective: Objective) -> Carry:
+    def update_alpha(self, carry: Carry, batch: Batch, lr: Tensor, objective: Objective) -> Carry:
         """The carry with α moved (eq. 6)."""
         alpha = carry["alpha"]
         slope = self.alpha_gradient(carry, batch, objective)

@@ -11,11 +11,11 @@ from fedsim.core.constraints import Count, Positive
 from fedsim.core.errors import ConfigError
 from fedsim.core.federation import Federation
 from fedsim.data.samples import Batch, ClientData
-from fedsim.local.exploring import exploration_noise, seed_memory
+from fedsim.local.exploring import exploration_noise, replicate_seed_memory
 from fedsim.local.performative import PFL
 from fedsim.local.projection import Projection
 from fedsim.local.rule import Carry, Objective
-from fedsim.models import RowModel
+from fedsim.models import StatelessModel
 from fedsim.shift import Shift
 
 ASKED_POINTS_KEY, HEARD_LOSS_KEY, MEAN_LOSS_KEY, LOSS_COUNT_KEY = (
@@ -49,7 +49,7 @@ class DFO(PFL):
         **options: of PFL.
     """
 
-    knows_round = True
+    needs_round = True
 
     def __init__(self, radius: Positive = 0.1, points: Count = 2, baseline: bool = False, **options: Any) -> None:
         super().__init__(**options)
@@ -90,7 +90,7 @@ class DFO(PFL):
         )
         self.project = Projection(inner_box, None if ball_radius is None else ball_radius - self.radius)
 
-    def setup(self, data: ClientData, shift: Shift, model: RowModel) -> None:
+    def setup(self, data: ClientData, shift: Shift, model: StatelessModel) -> None:
         if shift.active and shift.deploy == "round":
             raise ConfigError("local=dfo learns from points that data react to one by one; set shift.deploy=step")
         self.trained = model.trained
@@ -101,7 +101,7 @@ class DFO(PFL):
             if self.baseline
             else {}
         )
-        return seed_memory(federation) | baseline_memory
+        return replicate_seed_memory(federation) | baseline_memory
 
     def round_state(self, params: Tensor) -> Carry:
         count = torch.zeros(len(params), dtype=torch.int64, device=params.device)
@@ -110,17 +110,17 @@ class DFO(PFL):
     def gradient_weight(self, step: int) -> float | None:
         return float(self.points == 1 or step % 2 == 1)
 
-    def direction_of(self, carry: Carry) -> Tensor:
+    def exploration_direction(self, carry: Carry) -> Tensor:
         """[d] u of this step."""
         noise = exploration_noise(carry, carry[ASKED_POINTS_KEY] // self.points, self.trained)
         return noise / noise.norm()
 
     def deploys(self, carry: Carry) -> Tensor:
         side = 1 - 2 * (carry[ASKED_POINTS_KEY] % self.points)
-        return carry["params"] + self.radius * (side * self.direction_of(carry))
+        return carry["params"] + self.radius * (side * self.exploration_direction(carry))
 
     def step(self, carry: Carry, batch: Batch, lr: Tensor, objective: Objective) -> tuple[Carry, Tensor]:
-        loss, u = objective.value(self.deploys(carry), batch), self.direction_of(carry)
+        loss, u = objective.value(self.deploys(carry), batch), self.exploration_direction(carry)
         after = carry | {ASKED_POINTS_KEY: carry[ASKED_POINTS_KEY] + 1, HEARD_LOSS_KEY: loss}
         if self.points == 2:
             slope = self.trained / (2 * self.radius) * (carry[HEARD_LOSS_KEY] - loss)

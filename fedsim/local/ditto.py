@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fedsim.core.constraints import NonNegative, Positive
 from fedsim.data.samples import Batch
-from fedsim.local.apfl import ratio_to
+from fedsim.local.apfl import personal_rate_ratio
 from fedsim.local.rule import Carry, Objective
 from fedsim.local.sgd import SGD
 
@@ -33,7 +33,7 @@ class Ditto(SGD):
     def __init__(self, penalty: NonNegative = 0.1, personal_lr: Positive | None = None, **options: Any) -> None:
         super().__init__(**options)
         self.penalty = penalty
-        self.ratio = ratio_to(personal_lr, self.rates)
+        self.ratio = personal_rate_ratio(personal_lr, self.rates)
 
     def round_state(self, params: Tensor) -> Carry:
         return {RECEIVED_MODEL_NAME: params.clone()}

@@ -19,7 +19,7 @@ from fedsim.core.errors import ConfigError
 from fedsim.data.samples import Batch
 
 
-class Estimator(ABC):
+class DistributionEstimator(ABC):
     """Attributes:
 
     size: p, components of f.
@@ -28,12 +28,12 @@ class Estimator(ABC):
     size: int
 
     @abstractmethod
-    def estimate(self, batch: Batch, weight: Tensor, previous_estimate: Tensor) -> Tensor:
+    def estimate_statistic(self, batch: Batch, weight: Tensor, previous_estimate: Tensor) -> Tensor:
         """f̂ [c, p] of the samples; `previous_estimate` [c, p] is the client's previous estimate, for components unseen
         today."""
 
     @abstractmethod
-    def moment(self, batch: Batch, weight: Tensor, f: Tensor, losses: Tensor) -> Tensor:
+    def score_function_gradient(self, batch: Batch, weight: Tensor, f: Tensor, losses: Tensor) -> Tensor:
         """Mean of ℓ_j ∂log p(z_j; f)/∂f over the samples, [c, p]; losses [c, B]."""
 
     @abstractmethod
@@ -52,15 +52,15 @@ class Estimator(ABC):
         )
 
 
-class NoEstimator(Estimator):
+class NoEstimator(DistributionEstimator):
     """p = 0: the data do not react."""
 
     size = 0
 
-    def estimate(self, batch: Batch, weight: Tensor, previous_estimate: Tensor) -> Tensor:
+    def estimate_statistic(self, batch: Batch, weight: Tensor, previous_estimate: Tensor) -> Tensor:
         return previous_estimate
 
-    def moment(self, batch: Batch, weight: Tensor, f: Tensor, losses: Tensor) -> Tensor:
+    def score_function_gradient(self, batch: Batch, weight: Tensor, f: Tensor, losses: Tensor) -> Tensor:
         return f
 
     def variance(self, batch: Batch, weight: Tensor, f: Tensor) -> Tensor:
@@ -70,7 +70,7 @@ class NoEstimator(Estimator):
         return batch
 
 
-class MeanEstimator(Estimator):
+class MeanEstimator(DistributionEstimator):
     """z ~ N(f, σ²) independently per component, within each of K groups: f̂ = the groups' means, score (z − f̂)/σ².
 
     σ² is taken as known in the paper. Where it is not given, it is the variance of the group's samples about f̂;
@@ -96,23 +96,23 @@ class MeanEstimator(Estimator):
         self.width = num_numbers if features is None else len(features)
         self.size = groups * self.width
 
-    def estimate(self, batch: Batch, weight: Tensor, previous_estimate: Tensor) -> Tensor:
-        z, member = self._samples(batch, weight)
+    def estimate_statistic(self, batch: Batch, weight: Tensor, previous_estimate: Tensor) -> Tensor:
+        z, member = self._grouped_samples(batch, weight)
         count = member.sum(1)[:, :, None]
         means = (member.mT @ z) / count.clamp(min=torch.finfo(z.dtype).tiny)
         return torch.where(count > 0, means, previous_estimate.reshape(means.shape)).flatten(1)
 
-    def moment(self, batch: Batch, weight: Tensor, f: Tensor, losses: Tensor) -> Tensor:
-        z, member = self._samples(batch, weight)
-        residual = z - self._group_mean(member, f)
-        moment = member.mT @ (losses[:, :, None] * residual) / weight_sum(weight)[:, :, None]
+    def score_function_gradient(self, batch: Batch, weight: Tensor, f: Tensor, losses: Tensor) -> Tensor:
+        z, member = self._grouped_samples(batch, weight)
+        residual = z - self._group_mean_per_sample(member, f)
+        moment = member.mT @ (losses[:, :, None] * residual) / nonzero_weight_sum(weight)[:, :, None]
         spread = self._group_variance(z, residual, member)
         return torch.where(spread > 0, moment / torch.where(spread > 0, spread, 1.0), 0.0).flatten(1)
 
     def variance(self, batch: Batch, weight: Tensor, f: Tensor) -> Tensor:
-        z, member = self._samples(batch, weight)
-        share = member.sum(1)[:, :, None] / weight_sum(weight)[:, :, None]
-        spread = self._group_variance(z, z - self._group_mean(member, f), member)
+        z, member = self._grouped_samples(batch, weight)
+        share = member.sum(1)[:, :, None] / nonzero_weight_sum(weight)[:, :, None]
+        spread = self._group_variance(z, z - self._group_mean_per_sample(member, f), member)
         return torch.where(share > 0, spread / torch.where(share > 0, share, 1.0), 0.0).sum((1, 2))
 
     def shift_batch(self, batch: Batch, estimate_change: Tensor) -> Batch:
@@ -123,7 +123,7 @@ class MeanEstimator(Estimator):
             of_sample = no_change.index_copy(1, self.features, of_sample)
         return batch | {self.entry: z + of_sample.reshape(z.shape)}
 
-    def _samples(self, batch: Batch, weight: Tensor) -> tuple[Tensor, Tensor]:
+    def _grouped_samples(self, batch: Batch, weight: Tensor) -> tuple[Tensor, Tensor]:
         """z [c, B, width], and each sample's weight in each group [c, B, K]."""
         z = batch[self.entry].reshape(*weight.shape, -1).to(weight.dtype)
         z = z if self.features is None else z[:, :, self.features]
@@ -131,7 +131,7 @@ class MeanEstimator(Estimator):
             return z, weight[:, :, None]
         return z, torch.nn.functional.one_hot(batch["y"], self.groups) * weight[:, :, None]
 
-    def _group_mean(self, member: Tensor, f: Tensor) -> Tensor:
+    def _group_mean_per_sample(self, member: Tensor, f: Tensor) -> Tensor:
         """[c, B, width] the mean of each sample's group."""
         return (member > 0).to(f.dtype) @ f.reshape(len(f), self.groups, self.width)
 
@@ -145,7 +145,7 @@ class MeanEstimator(Estimator):
         return torch.where(variance > rounding.square() * size, variance, 0.0)
 
 
-class CoefficientEstimator(Estimator):
+class LeastSquaresEstimator(DistributionEstimator):
     """y ~ N(fᵀx, σ²) given x (house prices): f̂ = least squares, score x (y − f̂ᵀx)/σ².
 
     With y = (a_i − γ_i θ)ᵀx + n the law of x does not move, so f(θ) = a_i − γ_i θ is what reacts, and
@@ -159,21 +159,21 @@ class CoefficientEstimator(Estimator):
     def __init__(self, numbers: int, known_variance: float | None = None) -> None:
         self.size, self.known_variance = numbers, known_variance
 
-    def estimate(self, batch: Batch, weight: Tensor, previous_estimate: Tensor) -> Tensor:
-        x, y = self._samples(batch, weight)
+    def estimate_statistic(self, batch: Batch, weight: Tensor, previous_estimate: Tensor) -> Tensor:
+        x, y = self._features_and_targets(batch, weight)
         gram, right = x.mT @ (weight[:, :, None] * x), x.mT @ (weight * y)[:, :, None]
         return (torch.linalg.pinv(gram, hermitian=True) @ right).squeeze(2)
 
-    def moment(self, batch: Batch, weight: Tensor, f: Tensor, losses: Tensor) -> Tensor:
-        x, y = self._samples(batch, weight)
+    def score_function_gradient(self, batch: Batch, weight: Tensor, f: Tensor, losses: Tensor) -> Tensor:
+        x, y = self._features_and_targets(batch, weight)
         residual = y - (x @ f[:, :, None]).squeeze(2)
         spread = self._group_variance(residual, weight)
-        moment = (x.mT @ (weight * losses * residual)[:, :, None]).squeeze(2) / weight_sum(weight)
+        moment = (x.mT @ (weight * losses * residual)[:, :, None]).squeeze(2) / nonzero_weight_sum(weight)
         return torch.where(spread > 0, moment / torch.where(spread > 0, spread, 1.0), 0.0)
 
     def variance(self, batch: Batch, weight: Tensor, f: Tensor) -> Tensor:
-        x, y = self._samples(batch, weight)
-        gram = x.mT @ (weight[:, :, None] * x) / weight_sum(weight)[:, :, None]
+        x, y = self._features_and_targets(batch, weight)
+        gram = x.mT @ (weight[:, :, None] * x) / nonzero_weight_sum(weight)[:, :, None]
         spread = self._group_variance(y - (x @ f[:, :, None]).squeeze(2), weight)
         return spread[:, 0] * torch.linalg.pinv(gram, hermitian=True).diagonal(dim1=1, dim2=2).sum(1)
 
@@ -181,7 +181,7 @@ class CoefficientEstimator(Estimator):
         y = batch["y"]
         return batch | {"y": y + (batch["x"].flatten(1) @ estimate_change).reshape(y.shape)}
 
-    def _samples(self, batch: Batch, weight: Tensor) -> tuple[Tensor, Tensor]:
+    def _features_and_targets(self, batch: Batch, weight: Tensor) -> tuple[Tensor, Tensor]:
         """x [c, B, p] and y [c, B]."""
         return batch["x"].reshape(*weight.shape, -1), batch["y"].reshape(weight.shape).to(weight.dtype)
 
@@ -189,10 +189,10 @@ class CoefficientEstimator(Estimator):
         """[c, 1] σ²."""
         if self.known_variance is not None:
             return torch.full_like(residual[:, :1], self.known_variance)
-        return (weight * residual.square()).sum(1, keepdim=True) / weight_sum(weight)
+        return (weight * residual.square()).sum(1, keepdim=True) / nonzero_weight_sum(weight)
 
 
-class FractionEstimator(Estimator):
+class FractionEstimator(DistributionEstimator):
     """z ~ Σ_k f_k D_k with fixed D_k and known group of every sample: f̂ = the groups' shares, score 1{group = k}/f̂_k.
 
     The shares sum to one, and so their changes to zero: what the scores have in common drops out of the gradient.
@@ -205,22 +205,22 @@ class FractionEstimator(Estimator):
     def __init__(self, groups: int, entry: str = "group") -> None:
         self.size, self.entry = groups, entry
 
-    def estimate(self, batch: Batch, weight: Tensor, previous_estimate: Tensor) -> Tensor:
-        return self._group_weights(batch, weight).sum(1) / weight_sum(weight)
+    def estimate_statistic(self, batch: Batch, weight: Tensor, previous_estimate: Tensor) -> Tensor:
+        return self._group_sample_weights(batch, weight).sum(1) / nonzero_weight_sum(weight)
 
-    def moment(self, batch: Batch, weight: Tensor, f: Tensor, losses: Tensor) -> Tensor:
-        moment = (self._group_weights(batch, weight) * losses[:, :, None]).sum(1) / weight_sum(weight)
+    def score_function_gradient(self, batch: Batch, weight: Tensor, f: Tensor, losses: Tensor) -> Tensor:
+        moment = (self._group_sample_weights(batch, weight) * losses[:, :, None]).sum(1) / nonzero_weight_sum(weight)
         return torch.where(f > 0, moment / torch.where(f > 0, f, 1.0), 0.0)
 
     def variance(self, batch: Batch, weight: Tensor, f: Tensor) -> Tensor:
         return (f * (1 - f)).sum(1)
 
-    def _group_weights(self, batch: Batch, weight: Tensor) -> Tensor:
+    def _group_sample_weights(self, batch: Batch, weight: Tensor) -> Tensor:
         """[c, B, K] the weight of each sample in its group."""
         return torch.nn.functional.one_hot(batch[self.entry], self.size) * weight[:, :, None]
 
 
-def weight_sum(weight: Tensor) -> Tensor:
+def nonzero_weight_sum(weight: Tensor) -> Tensor:
     """[c, 1] the sum of the weights, 1 where there are none."""
     total = weight.sum(1, keepdim=True)
     return torch.where(total > 0, total, 1.0)

@@ -12,7 +12,7 @@ from fedsim.local.rule import Carry
 SEED_MEMORY_NAME = "seed_of_points"
 
 
-def seed_memory(federation: Federation) -> Carry:
+def replicate_seed_memory(federation: Federation) -> Carry:
     """The memory that `noise` needs: [R·m'] the seed of each client's replicate."""
     return {SEED_MEMORY_NAME: federation.broadcast(federation.seed_of_replicate)}
 

@@ -16,8 +16,8 @@ from fedsim.local.ditto import RECEIVED_MODEL_NAME
 from fedsim.local.fedrep import STEP_COUNT_NAME
 from fedsim.local.rule import Carry, Objective
 from fedsim.local.sgd import SGD
-from fedsim.models import RowModel
-from fedsim.models.selectors import last_layers
+from fedsim.models import StatelessModel
+from fedsim.models.selectors import columns_of_last_layers
 from fedsim.shift import Shift
 
 MIXING_MEMORY_NAME = "mixing"
@@ -69,8 +69,8 @@ class FedALA(SGD):
             )
         self.last_layer_columns = torch.empty(0, dtype=torch.int64)
 
-    def setup(self, data: ClientData, shift: Shift, model: RowModel) -> None:
-        self.last_layer_columns = last_layers(model.shapes, self.layers).to(model.device)
+    def setup(self, data: ClientData, shift: Shift, model: StatelessModel) -> None:
+        self.last_layer_columns = columns_of_last_layers(model.shapes, self.layers).to(model.device)
 
     def gradient_weight(self, step: int) -> float | None:
         return None
@@ -88,17 +88,17 @@ class FedALA(SGD):
         }
 
     def personal(self, carry: Carry) -> list[tuple[Tensor, Tensor]]:
-        row = self.mixed_row(carry, carry["params"][self.last_layer_columns], carry[MIXING_MEMORY_NAME])
+        row = self.mix_last_layers(carry, carry["params"][self.last_layer_columns], carry[MIXING_MEMORY_NAME])
         return [(row.new_ones(()), row)]
 
-    def mixed_row(self, carry: Carry, received: Tensor, mixing: Tensor) -> Tensor:
+    def mix_last_layers(self, carry: Carry, received: Tensor, mixing: Tensor) -> Tensor:
         """[d] the row with last layers between the client's own and those received."""
         return carry["params"].index_copy(
             0, self.last_layer_columns, torch.lerp(carry["personal"][self.last_layer_columns], received, mixing)
         )
 
     def on_round_start(self, carry: Carry, batch: Batch, lr: Tensor, objective: Objective) -> Carry:
-        return carry | {"params": self.mixed_row(carry, carry[RECEIVED_MODEL_NAME], carry[MIXING_MEMORY_NAME])}
+        return carry | {"params": self.mix_last_layers(carry, carry[RECEIVED_MODEL_NAME], carry[MIXING_MEMORY_NAME])}
 
     def step(self, carry: Carry, batch: Batch, lr: Tensor, objective: Objective) -> tuple[Carry, Tensor]:
         gradient, loss = objective.gradient(carry["params"], batch)
@@ -110,7 +110,7 @@ class FedALA(SGD):
             carry[MIXING_MEMORY_NAME],
         )
         trained = self.descend(carry, gradient, lr)
-        params = torch.where(is_mixing_step, self.mixed_row(carry, received_model, mixing_weights), trained)
+        params = torch.where(is_mixing_step, self.mix_last_layers(carry, received_model, mixing_weights), trained)
         personal = torch.where(is_mixing_step, carry["personal"], trained)
         return carry | {
             "params": params,

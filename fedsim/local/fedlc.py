@@ -15,7 +15,7 @@ from fedsim.core.heterogeneity import entry_of_client
 from fedsim.data.samples import Batch, ClientData
 from fedsim.local.rule import Carry, GradientStep, Objective
 from fedsim.local.sgd import SGD
-from fedsim.models import RowModel
+from fedsim.models import StatelessModel
 from fedsim.models.losses import MARGIN_NAME, cross_entropy
 from fedsim.shift import Shift
 
@@ -44,7 +44,7 @@ class FedLC(SGD):
         self.margin = margin
         self.margins = torch.empty(0)
 
-    def setup(self, data: ClientData, shift: Shift, model: RowModel) -> None:
+    def setup(self, data: ClientData, shift: Shift, model: StatelessModel) -> None:
         federation = data.federation
         if federation.class_fractions is None or model.loss is not cross_entropy:
             raise ConfigError(

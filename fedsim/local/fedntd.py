@@ -13,7 +13,7 @@ from fedsim.core.errors import ConfigError
 from fedsim.data.samples import Batch, ClientData
 from fedsim.local.penalised import RECEIVED_MODEL_KEY, PenalisedSGD, require_classes
 from fedsim.local.rule import Carry, Objective
-from fedsim.models import RowModel
+from fedsim.models import StatelessModel
 from fedsim.models.features import ForwardPass
 from fedsim.models.losses import cross_entropy
 from fedsim.shift import Shift
@@ -45,7 +45,7 @@ class FedNTD(PenalisedSGD):
         super().__init__(beta, **options)
         self.temperature = temperature
 
-    def setup(self, data: ClientData, shift: Shift, model: RowModel) -> None:
+    def setup(self, data: ClientData, shift: Shift, model: StatelessModel) -> None:
         super().setup(data, shift, model)
         require_classes("fedntd", "distils the scores of the classes that are not a sample's own", data)
         if model.loss is not cross_entropy:
@@ -56,7 +56,7 @@ class FedNTD(PenalisedSGD):
     def round_state(self, params: Tensor) -> Carry:
         return {RECEIVED_MODEL_KEY: params.clone()}
 
-    def context(self, carry: Carry, batch: Batch, objective: Objective) -> Carry:
+    def penalty_context(self, carry: Carry, batch: Batch, objective: Objective) -> Carry:
         return {TEACHER_OUTPUT: objective.forward(carry[RECEIVED_MODEL_KEY], batch).output}
 
     def penalty(self, forward: ForwardPass, context: Carry, batch: Batch) -> Tensor:
@@ -69,9 +69,9 @@ def not_true_divergence(student_output: Tensor, teacher_output: Tensor, labels: 
     """Scores [B, C] of a model and its teacher, labels [B] → [B] KL(teacher ‖ model) without the label's class."""
     is_true_label = labels[:, None] == torch.arange(student_output.shape[1], device=student_output.device)
 
-    def log_probabilities(scores: Tensor) -> Tensor:
+    def not_true_log_probabilities(scores: Tensor) -> Tensor:
         return scores - scores.masked_fill(is_true_label, -torch.inf).logsumexp(1, keepdim=True)
 
-    log_teacher = log_probabilities(teacher_output)
+    log_teacher = not_true_log_probabilities(teacher_output)
     probabilities = torch.where(is_true_label, 0.0, log_teacher.exp())
-    return (probabilities * (log_teacher - log_probabilities(student_output))).sum(1)
+    return (probabilities * (log_teacher - not_true_log_probabilities(student_output))).sum(1)

@@ -14,8 +14,8 @@ from fedsim.data.samples import Batch, ClientData
 from fedsim.local.fedproto import AVERAGE_KINDS, FedProto
 from fedsim.local.fedrep import STEP_COUNT_NAME
 from fedsim.local.rule import Carry, Objective
-from fedsim.models import RowModel
-from fedsim.models.selectors import last_layers
+from fedsim.models import StatelessModel
+from fedsim.models.selectors import columns_of_last_layers
 from fedsim.shift import Shift
 
 SQUARED_NORMS = "sum of squared norms"  # of the features of a client's last round
@@ -55,10 +55,10 @@ class FedPAC(FedProto):
             )
         self.head = torch.empty(0)
 
-    def setup(self, data: ClientData, shift: Shift, model: RowModel) -> None:
+    def setup(self, data: ClientData, shift: Shift, model: StatelessModel) -> None:
         super().setup(data, shift, model)
         self.head = torch.zeros(model.dimension, dtype=model.dtype, device=model.device)
-        self.head[last_layers(model.shapes, 1)] = 1.0
+        self.head[columns_of_last_layers(model.shapes, 1)] = 1.0
 
     def gradient_weight(self, step: int) -> float | None:
         return None
@@ -66,8 +66,8 @@ class FedPAC(FedProto):
     def memory(self, federation: Federation, dimension: int) -> dict[str, Tensor]:
         return super().memory(federation, dimension) | {SQUARED_NORMS: federation.zeros()}
 
-    def traffic(self, dimension: int) -> tuple[int, int]:
-        down, up = super().traffic(dimension)
+    def extra_transmitted_numbers(self, dimension: int) -> tuple[int, int]:
+        down, up = super().extra_transmitted_numbers(dimension)
         return down, up + 1
 
     def round_state(self, params: Tensor) -> Carry:

@@ -13,7 +13,7 @@ from fedsim.core.federation import Cohort, Federation
 from fedsim.data.samples import Batch, ClientData
 from fedsim.local.penalised import PenalisedSGD, require_classes
 from fedsim.local.rule import Carry, Objective
-from fedsim.models import RowModel
+from fedsim.models import StatelessModel
 from fedsim.models.features import ForwardPass
 from fedsim.shift import Shift
 
@@ -56,7 +56,7 @@ class FedProto(PenalisedSGD):
         super().__init__(lam, features, **options)
         self.average = average
 
-    def setup(self, data: ClientData, shift: Shift, model: RowModel) -> None:
+    def setup(self, data: ClientData, shift: Shift, model: StatelessModel) -> None:
         super().setup(data, shift, model)
         self.classes = require_classes(type(self).__name__.lower(), "averages the features of each class", data)
 
@@ -65,14 +65,14 @@ class FedProto(PenalisedSGD):
         shapes = {CLASS_SUMS: sums, CLASS_COUNTS: counts, PROTOTYPES: sums, HAS_PROTOTYPE: counts}
         return {name: federation.zeros(*shape) for name, shape in shapes.items()}
 
-    def traffic(self, dimension: int) -> tuple[int, int]:
+    def extra_transmitted_numbers(self, dimension: int) -> tuple[int, int]:
         prototypes = self.classes * self.num_features
         return prototypes, prototypes + self.classes
 
     def on_round_start(self, carry: Carry, batch: Batch, lr: Tensor, objective: Objective) -> Carry:
         return carry | {name: torch.zeros_like(carry[name]) for name in (CLASS_SUMS, CLASS_COUNTS)}
 
-    def context(self, carry: Carry, batch: Batch, objective: Objective) -> Carry:
+    def penalty_context(self, carry: Carry, batch: Batch, objective: Objective) -> Carry:
         return {name: carry[name] for name in (PROTOTYPES, HAS_PROTOTYPE)}
 
     def penalty(self, forward: ForwardPass, context: Carry, batch: Batch) -> Tensor:

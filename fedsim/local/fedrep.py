@@ -12,7 +12,7 @@ from fedsim.core.errors import ConfigError
 from fedsim.data.samples import Batch, ClientData
 from fedsim.local.rule import Carry, Objective
 from fedsim.local.sgd import SGD
-from fedsim.models import RowModel
+from fedsim.models import StatelessModel
 from fedsim.shift import Shift
 
 STEP_COUNT_NAME = "steps taken"
@@ -42,7 +42,7 @@ class FedRep(SGD):
             )
         self.head = torch.empty(0)
 
-    def setup(self, data: ClientData, shift: Shift, model: RowModel) -> None:
+    def setup(self, data: ClientData, shift: Shift, model: StatelessModel) -> None:
         if not len(model.columns.private):
             raise ConfigError(
                 "local=fedrep trains what stays with the client and what travels in turn, but everything travels; "

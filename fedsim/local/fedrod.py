@@ -11,11 +11,11 @@ from fedsim.core.constraints import NonNegative, Positive
 from fedsim.core.errors import ConfigError
 from fedsim.core.federation import Federation
 from fedsim.data.samples import Batch, ClientData
-from fedsim.local.apfl import ratio_to
+from fedsim.local.apfl import personal_rate_ratio
 from fedsim.local.fedlc import FedLC, MarginKind
 from fedsim.local.rule import Carry, Objective
-from fedsim.models import RowModel
-from fedsim.models.selectors import last_layers
+from fedsim.models import StatelessModel
+from fedsim.models.selectors import columns_of_last_layers
 from fedsim.shift import Shift
 
 PERSONAL_HEAD_NAME = "head"
@@ -44,12 +44,12 @@ class FedRoD(FedLC):
         **options: Any,
     ) -> None:
         super().__init__(tau, margin, **options)
-        self.ratio = ratio_to(personal_lr, self.rates)
+        self.ratio = personal_rate_ratio(personal_lr, self.rates)
         self.head = torch.empty(0, dtype=torch.int64)
 
-    def setup(self, data: ClientData, shift: Shift, model: RowModel) -> None:
+    def setup(self, data: ClientData, shift: Shift, model: StatelessModel) -> None:
         super().setup(data, shift, model)
-        self.head = last_layers(model.shapes, 1).to(model.device)
+        self.head = columns_of_last_layers(model.shapes, 1).to(model.device)
         row, inputs = model.initial([0])[0], model.call.inputs(data.two_samples(model.dtype))
         angle = torch.arange(len(self.head), device=row.device).to(row.dtype)
         head_weights = angle.sin(), angle.cos(), angle.sin() + angle.cos()
@@ -66,14 +66,14 @@ class FedRoD(FedLC):
         return {PERSONAL_HEAD_NAME: federation.zeros(len(self.head))}
 
     def personal(self, carry: Carry) -> list[tuple[Tensor, Tensor]]:
-        return [(carry["params"].new_ones(()), self.summed_model(carry))]
+        return [(carry["params"].new_ones(()), self.model_with_summed_heads(carry))]
 
-    def summed_model(self, carry: Carry) -> Tensor:
+    def model_with_summed_heads(self, carry: Carry) -> Tensor:
         """[d] the body under both heads."""
         return carry["params"].index_add(0, self.head, carry[PERSONAL_HEAD_NAME])
 
     def step(self, carry: Carry, batch: Batch, lr: Tensor, objective: Objective) -> tuple[Carry, Tensor]:
-        gradient, _ = objective.gradient(self.summed_model(carry), batch)
+        gradient, _ = objective.gradient(self.model_with_summed_heads(carry), batch)
         personal_head = self.descend({"params": carry[PERSONAL_HEAD_NAME]}, gradient[self.head], lr * self.ratio)
         carry, loss = super().step(carry, batch, lr, objective)
         return carry | {PERSONAL_HEAD_NAME: personal_head}, loss

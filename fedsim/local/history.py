@@ -5,17 +5,17 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fedsim.core.constraints import Count, Fraction, validated
+from fedsim.core.constraints import Count, Fraction, validate_arguments
 from fedsim.core.errors import ConfigError
 from fedsim.core.federation import Federation
-from fedsim.core.placement import available_bytes
+from fedsim.core.placement import capacity_bytes
 from fedsim.local.rule import Carry
 
 MODELS, ESTIMATES, STEPS = "deployed_models", "estimates", "own_steps"
 
 
-@validated
-class History:
+@validate_arguments
+class DeploymentHistory:
     """Ring buffers in the client's memory, for c clients at once.
 
     Steps are counted per client: a client that was absent continues where it stopped, and its first H steps are without
@@ -40,11 +40,13 @@ class History:
         Raises:
             ConfigError: no such place holds them.
         """
-        needed_bytes = federation.num_rows * self.length * (dimension + model_entry_count) * federation.dtype.itemsize
-        if needed_bytes > available_bytes(federation.device, federation.storage):
+        needed_bytes = (
+            federation.num_memory_rows * self.length * (dimension + model_entry_count) * federation.dtype.itemsize
+        )
+        if needed_bytes > capacity_bytes(federation.device, federation.storage):
             raise ConfigError(
                 f"local.history={self.length} needs {needed_bytes / 2**30:,.0f} GiB for "
-                f"{federation.num_rows} clients' models, "
+                f"{federation.num_memory_rows} clients' models, "
                 f"more than there is (trainer.memory={federation.storage}); lower it, or clients"
             )
         return {
@@ -57,17 +59,17 @@ class History:
         """[c] has the client H earlier models to compare with?"""
         return carry[STEPS] >= self.length
 
-    def is_past(self, carry: Carry, extra_steps: int) -> Tensor:
+    def exceeds_window(self, carry: Carry, extra_steps: int) -> Tensor:
         """[c] has the client made so many steps more than the window holds?"""
         return carry[STEPS] >= self.length + extra_steps
 
-    def min_length(self, dimension: int) -> int:
+    def min_history_length(self, dimension: int) -> int:
         """How many earlier models a client needs for an estimate of df/dθ in d dimensions."""
         return min(dimension, self.length) if self.growing else self.length
 
-    def is_ready(self, carry: Carry) -> Tensor:
+    def can_estimate_derivative(self, carry: Carry) -> Tensor:
         """[c] can the client estimate df/dθ?"""
-        return carry[STEPS] >= self.min_length(carry[MODELS].shape[2])
+        return carry[STEPS] >= self.min_history_length(carry[MODELS].shape[2])
 
     def differences(self, carry: Carry, theta: Tensor, f: Tensor) -> tuple[Tensor, Tensor]:
         """Δθ [c, H, d] and Δf [c, H, p]; rows of zeros, which no least squares notice, where nothing is stored yet."""
@@ -82,7 +84,7 @@ class History:
         slot = (carry[STEPS] - 1) % self.length
         return carry[ESTIMATES][torch.arange(len(slot), device=slot.device), slot]
 
-    def with_deployment(self, carry: Carry, theta: Tensor, f: Tensor) -> Carry:
+    def record_deployment(self, carry: Carry, theta: Tensor, f: Tensor) -> Carry:
         """The carry after a step that deployed θ [c, d] and estimated f [c, p]: the oldest entries are replaced."""
         slot_mask = torch.arange(self.length, device=theta.device) == (carry[STEPS] % self.length)[:, None]
         return carry | {
@@ -93,21 +95,21 @@ class History:
 
     def transposed_derivative_product(self, carry: Carry, theta: Tensor, f: Tensor, change_direction: Tensor) -> Tensor:
         """(df/dθ)ᵀ u [c, d] at θ [c, d], f [c, p], for u = `change_direction` [c, p]; zero where a client is not
-        `is_ready`.
+        `can_estimate_derivative`.
 
         df/dθ [p, d] itself, which may be large, is never formed: (Δf Δθ†)ᵀ u = (Δθᵀ)† (Δfᵀ u).
         """
         models, estimates = self.differences(carry, theta, f)
         estimate_change = estimates @ change_direction[:, :, None]
         coefficients = (torch.linalg.pinv(models, rtol=self.rcond) @ estimate_change).squeeze(2)
-        return torch.where(self.is_ready(carry)[:, None], coefficients, 0.0)
+        return torch.where(self.can_estimate_derivative(carry)[:, None], coefficients, 0.0)
 
     def derivative(self, carry: Carry, theta: Tensor, f: Tensor) -> Tensor:
         """df/dθ [c, p, d] at θ [c, d], f [c, p]; zero where a client is not
-        `is_ready`."""
+        `can_estimate_derivative`."""
         models, estimates = self.differences(carry, theta, f)
         slope = (torch.linalg.pinv(models, rtol=self.rcond) @ estimates).mT
-        return torch.where(self.is_ready(carry)[:, None, None], slope, 0.0)
+        return torch.where(self.can_estimate_derivative(carry)[:, None, None], slope, 0.0)
 
     def recent_steps(self, carry: Carry) -> tuple[Tensor, Tensor]:
         """Models [c, H, d] and estimates [c, H, p] of each client's last H steps, the latest first."""

@@ -10,14 +10,22 @@ import torch
 from fedsim.core.constraints import OneOf
 from fedsim.core.errors import ConfigError
 from fedsim.data.samples import ClientData
-from fedsim.local.estimators import CoefficientEstimator, Estimator, FractionEstimator, MeanEstimator, NoEstimator
+from fedsim.local.estimators import (
+    DistributionEstimator,
+    FractionEstimator,
+    LeastSquaresEstimator,
+    MeanEstimator,
+    NoEstimator,
+)
 from fedsim.shift import Shift
 
 LAW_NAMES = ("auto", "mean_x", "mean_y", "group_mean", "coefficients", "fractions", "none")
 LawName = Annotated[str, OneOf(*LAW_NAMES)]
 
 
-def estimator(law_name: str, variance: float | None, client_data: ClientData, shift: Shift) -> Estimator:
+def make_estimator(
+    law_name: str, variance: float | None, client_data: ClientData, shift: Shift
+) -> DistributionEstimator:
     """The estimator of f.
 
     Args:
@@ -29,7 +37,7 @@ def estimator(law_name: str, variance: float | None, client_data: ClientData, sh
         shift: what moves them.
     """
     if law_name == "auto":
-        law_name = _law_of_shift(shift)
+        law_name = _auto_estimator_name(shift)
     dataset = client_data.dataset
     num_features = math.prod(dataset.shape)
     if law_name == "none":
@@ -43,10 +51,10 @@ def estimator(law_name: str, variance: float | None, client_data: ClientData, sh
         return FractionEstimator(shift.groups, shift.group_entry)
     if law_name == "mean_x":
         return MeanEstimator("x", num_features, shift.shifted_columns, known_variance=variance)
-    return _target_estimator(law_name, variance, client_data, shift)
+    return _estimator_using_targets(law_name, variance, client_data, shift)
 
 
-def _law_of_shift(shift: Shift) -> str:
+def _auto_estimator_name(shift: Shift) -> str:
     """What 'auto' stands for."""
     if not shift.active:
         return "none"
@@ -58,7 +66,9 @@ def _law_of_shift(shift: Shift) -> str:
     return shift.estimator
 
 
-def _target_estimator(law_name: str, variance: float | None, data: ClientData, shift: Shift) -> Estimator:
+def _estimator_using_targets(
+    law_name: str, variance: float | None, data: ClientData, shift: Shift
+) -> DistributionEstimator:
     """The estimators that look at y."""
     dataset = data.dataset
     num_features = math.prod(dataset.shape)
@@ -77,4 +87,4 @@ def _target_estimator(law_name: str, variance: float | None, data: ClientData, s
         )
     if law_name == "mean_y":
         return MeanEstimator("y", target_samples[0].numel(), known_variance=variance)
-    return CoefficientEstimator(num_features, variance)
+    return LeastSquaresEstimator(num_features, variance)

@@ -50,7 +50,7 @@ class MOON(PenalisedSGD):
     def on_round_start(self, carry: Carry, batch: Batch, lr: Tensor, objective: Objective) -> Carry:
         return carry | {PREVIOUS: carry[LAST_MODEL].clone()}
 
-    def context(self, carry: Carry, batch: Batch, objective: Objective) -> Carry:
+    def penalty_context(self, carry: Carry, batch: Batch, objective: Objective) -> Carry:
         return {
             GLOBAL_FEATURES: objective.forward(carry[RECEIVED_MODEL_KEY], batch).features,
             PREVIOUS_FEATURES: objective.forward(carry[PREVIOUS], batch).features,

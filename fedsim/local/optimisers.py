@@ -13,13 +13,13 @@ from fedsim.core.effects import EffectiveIf
 from fedsim.core.errors import ConfigError
 from fedsim.core.federation import Federation
 from fedsim.data.samples import Batch
-from fedsim.local.rule import Carry, GradientStep, HeavyBall, Moments, Objective
+from fedsim.local.rule import AdamMoments, Carry, GradientStep, HeavyBall, Objective
 from fedsim.local.sgd import SGD
 
 STATE_LIFETIMES = ("round", "client")
 
 
-class Optimiser(SGD):
+class LocalOptimiser(SGD):
     """A local rule whose steps depend on the gradient and an optimiser state.
 
     A proximal term (FedProx) is part of the gradient. SCAFFOLD's correction is not supported: its control variates are
@@ -56,7 +56,7 @@ class Optimiser(SGD):
     def gradient_weight(self, step: int) -> float | None:
         return None
 
-    def _descent(self, optimiser: HeavyBall | Moments) -> tuple[GradientStep, ...]:
+    def _gradient_steps(self, optimiser: HeavyBall | AdamMoments) -> tuple[GradientStep, ...]:
         return (GradientStep(decay=self.weight_decay, optimiser=optimiser),) if self.clip is None else ()
 
     @abstractmethod
@@ -64,13 +64,13 @@ class Optimiser(SGD):
         """The new 'params', and what is remembered."""
 
 
-class Momentum(Optimiser):
+class Momentum(LocalOptimiser):
     """v ← μ v + g; x ← x − η v, or x − η (g + μ v) with `nesterov`. g includes weight decay, as in torch.optim.SGD.
 
     Args:
         momentum: μ.
         nesterov: Nesterov momentum.
-        **options: of `Optimiser`.
+        **options: of `LocalOptimiser`.
     """
 
     effective_if = (
@@ -88,7 +88,7 @@ class Momentum(Optimiser):
         self.nesterov = nesterov
 
     def descents(self) -> tuple[GradientStep, ...]:
-        return self._descent(HeavyBall(self.momentum, self.nesterov)) if type(self) is Momentum else ()
+        return self._gradient_steps(HeavyBall(self.momentum, self.nesterov)) if type(self) is Momentum else ()
 
     def gradient_weight(self, step: int) -> float | None:
         if self.state == "client":
@@ -102,7 +102,7 @@ class Momentum(Optimiser):
         return {"params": carry["params"] - lr * direction, "velocity": velocity}
 
 
-class Adam(Optimiser):
+class Adam(LocalOptimiser):
     """m ← β₁ m + (1 − β₁) g; v ← β₂ v + (1 − β₂) g²; x ← x − η m̂ / (√v̂ + ε), where m̂ = m / (1 − β₁ⁿ) and v̂
     likewise (Kingma and Ba, ICLR 2015, Alg. 1).
 
@@ -110,12 +110,12 @@ class Adam(Optimiser):
         beta1, beta2, eps: β₁, β₂, ε.
         decoupled: decoupled weight decay λ, x ← (1 − ηλ) x (AdamW; Loshchilov and Hutter, ICLR 2019, Alg. 2); otherwise
             it is part of g.
-        **options: of `Optimiser`; lr 0.001 is usual.
+        **options: of `LocalOptimiser`; lr 0.001 is usual.
     """
 
     effective_if = (EffectiveIf("decoupled", lambda component, run: component.decay > 0, "{at}.weight_decay above 0"),)
 
-    rows, numbers = Moments.rows, Moments.numbers
+    rows, numbers = AdamMoments.rows, AdamMoments.numbers
 
     def __init__(
         self,
@@ -136,7 +136,11 @@ class Adam(Optimiser):
 
     def descents(self) -> tuple[GradientStep, ...]:
         decoupled_decay = self.decay if self.decoupled else 0.0
-        return self._descent(Moments(self.beta1, self.beta2, self.eps, decoupled_decay)) if type(self) is Adam else ()
+        return (
+            self._gradient_steps(AdamMoments(self.beta1, self.beta2, self.eps, decoupled_decay))
+            if type(self) is Adam
+            else ()
+        )
 
     def take_step(self, carry: Carry, gradient: Tensor, lr: Tensor) -> Carry:
         params, updates = carry["params"], carry["updates"] + 1

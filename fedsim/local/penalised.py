@@ -14,7 +14,7 @@ from fedsim.core.errors import ConfigError
 from fedsim.data.samples import Batch, ClientData
 from fedsim.local.rule import Carry, GradientStep, Objective
 from fedsim.local.sgd import SGD
-from fedsim.models import RowModel
+from fedsim.models import StatelessModel
 from fedsim.models.features import FeatureLayer, ForwardPass
 from fedsim.models.losses import weighted_mean
 from fedsim.shift import Shift
@@ -46,7 +46,7 @@ class PenalisedSGD(SGD):
     def descents(self) -> tuple[GradientStep, ...]:
         return ()
 
-    def setup(self, data: ClientData, shift: Shift, model: RowModel) -> None:
+    def setup(self, data: ClientData, shift: Shift, model: StatelessModel) -> None:
         name, traits, samples = type(self).__name__.lower(), model.traits, data.two_samples(model.dtype)
         if traits.evaluation_unvmapped is not None or traits.evaluation_isolated is not None or not model.tensor_output:
             raise ConfigError(
@@ -55,20 +55,20 @@ class PenalisedSGD(SGD):
             )
         model.feature_layer = None
         if self.uses_features:
-            model.feature_layer = FeatureLayer.choose(model.evaluation_module, self.features, "local.features")
-            self.num_features = count_features(model, samples, name)
+            model.feature_layer = FeatureLayer.from_layer_name(model.evaluation_module, self.features, "local.features")
+            self.num_features = feature_layer_width(model, samples, name)
 
     @abstractmethod
     def penalty(self, forward: ForwardPass, context: Carry, batch: Batch) -> Tensor:
         """[B] the penalty of each sample, from the forward pass and what `context` returned."""
 
     @abstractmethod
-    def context(self, carry: Carry, batch: Batch, objective: Objective) -> Carry:
+    def penalty_context(self, carry: Carry, batch: Batch, objective: Objective) -> Carry:
         """What the penalty compares the pass with: constants of the step."""
 
     def penalised_gradient(self, carry: Carry, batch: Batch, objective: Objective) -> tuple[Tensor, Tensor, Tensor]:
         """Gradient [d] of loss and penalty, the loss [] and the features [B, k] at 'params'."""
-        context = self.context(carry, batch, objective)
+        context = self.penalty_context(carry, batch, objective)
 
         def penalty(forward: ForwardPass, batch: Batch) -> Tensor:
             return self.penalty_weight * weighted_mean(self.penalty(forward, context, batch), batch.get("weight"))
@@ -80,7 +80,7 @@ class PenalisedSGD(SGD):
         return self.updated(carry, gradient, lr), loss
 
 
-def count_features(model: RowModel, samples: Batch, rule_name: str) -> int:
+def feature_layer_width(model: StatelessModel, samples: Batch, rule_name: str) -> int:
     """k, how many features the model's feature layer gives.
 
     Args:
@@ -96,7 +96,7 @@ def count_features(model: RowModel, samples: Batch, rule_name: str) -> int:
     sine_values = torch.sin(torch.arange(1.0, len(row) + 1)).to(row)
     features = []
     for scale in (0.0, 0.1, 1.0, -1.0):  # units that are inactive at one point may be active at another
-        with torch.no_grad(), layer.recorded(model.evaluation_module) as recorded_inputs:
+        with torch.no_grad(), layer.record_features(model.evaluation_module) as recorded_inputs:
             model.evaluate(row + scale * sine_values, model.call.inputs(samples))
         if len(recorded_inputs) != 1:
             raise ConfigError(

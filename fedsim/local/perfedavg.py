@@ -62,7 +62,7 @@ class PerFedAvg(SGD):
             )
         self.adapt_steps, self.adapt_size = adapt_steps, batch_size
 
-    def adaptation(self) -> LocalRule | None:
+    def adaptation_rule(self) -> LocalRule | None:
         if self.keep_inner:
             return None
         return SGD(lr=self.inner_lr, steps=self.adapt_steps, batch_size=self.adapt_size, sampling=self.work.sampling)
@@ -72,7 +72,7 @@ class PerFedAvg(SGD):
 
     def step(self, carry: Carry, batch: Batch, lr: Tensor, objective: Objective) -> tuple[Carry, Tensor]:
         params = carry["params"]
-        inner_batch, outer_batch = split_batch(batch, 2)
+        inner_batch, outer_batch = split_into_batches(batch, 2)
         slope, loss = objective.gradient(params, inner_batch)
         adapted = params - self.inner_lr * slope
         gradient, _ = objective.gradient(adapted, outer_batch)
@@ -83,7 +83,7 @@ class PerFedAvg(SGD):
         return self.updated(carry, gradient, lr), loss
 
 
-def split_batch(batch: Batch, num_batches: int) -> list[Batch]:
+def split_into_batches(batch: Batch, num_batches: int) -> list[Batch]:
     """One client's batch dealt out, sample j of it to part j mod `num_batches`; a part that gets none is the first
     part.
 

@@ -14,12 +14,12 @@ from fedsim.core.effects import EffectDeclarations, EffectiveIf
 from fedsim.core.federation import Federation
 from fedsim.data.samples import Batch, ClientData
 from fedsim.local import laws
-from fedsim.local.estimators import Estimator, weight_sum
-from fedsim.local.history import History
+from fedsim.local.estimators import DistributionEstimator, nonzero_weight_sum
+from fedsim.local.history import DeploymentHistory
 from fedsim.local.projection import Projection
 from fedsim.local.rule import Carry, Objective
 from fedsim.local.sgd import SGD
-from fedsim.models import RowModel
+from fedsim.models import StatelessModel
 from fedsim.shift import Shift
 
 
@@ -45,7 +45,7 @@ class PFL(SGD):
 
 
 @dataclass
-class Draw:
+class LocalStepSamples:
     """The samples of c clients at a local step, and quantities computed from them.
 
     Attributes:
@@ -73,9 +73,9 @@ class PoFL(PFL):
     client.
 
     Args:
-        history: H, deployed models from which df/dθ is estimated (see `History`).
+        history: H, deployed models from which df/dθ is estimated (see `DeploymentHistory`).
         rcond: relative cut-off in the pseudo-inverse.
-        growing: start as soon as the history determines df/dθ, not only when it is full (see `History`).
+        growing: start as soon as the history determines df/dθ, not only when it is full (see `DeploymentHistory`).
         estimator: the statistic f that reacts (see `fedsim.local.laws`).
         variance: known σ² of the score; None estimates it.
         **options: of PFL.
@@ -110,11 +110,13 @@ class PoFL(PFL):
         **options: Any,
     ) -> None:
         super().__init__(**options)
-        self.history = History(history, rcond, growing)
+        self.history = DeploymentHistory(history, rcond, growing)
         self.estimator_name, self.known_variance = estimator, variance
 
-    def setup(self, data: ClientData, shift: Shift, model: RowModel) -> None:
-        self.estimator: Estimator = laws.estimator(self.estimator_name, self.known_variance, data, shift)
+    def setup(self, data: ClientData, shift: Shift, model: StatelessModel) -> None:
+        self.estimator: DistributionEstimator = laws.make_estimator(
+            self.estimator_name, self.known_variance, data, shift
+        )
 
     def memory(self, federation: Federation, dimension: int) -> Carry:
         return self.history.memory(federation, dimension, self.estimator.size)
@@ -124,14 +126,16 @@ class PoFL(PFL):
         batch = {name: value for name, value in batch.items() if name != "deployed"}
         losses, gradients = objective.per_sample(params, batch)
         weight = self.select(carry, gradients, batch.get("weight", torch.ones_like(losses)))
-        share = weight / weight_sum(weight)
-        f = self.estimator.estimate(batch, weight, self.history.last_estimate(carry))
+        share = weight / nonzero_weight_sum(weight)
+        f = self.estimator.estimate_statistic(batch, weight, self.history.last_estimate(carry))
         loss_gradient = torch.einsum("cb,cbd->cd", share, gradients)
-        draw = Draw(batch, weight, theta, f, loss_gradient, (share * losses).sum(1))
-        carry, shift_gradient = self.shift_gradient(carry, draw, self.estimator.moment(batch, weight, f, losses))
-        carry = self.learn(carry, draw, lr)
+        draw = LocalStepSamples(batch, weight, theta, f, loss_gradient, (share * losses).sum(1))
+        carry, shift_gradient = self.shift_gradient(
+            carry, draw, self.estimator.score_function_gradient(batch, weight, f, losses)
+        )
+        carry = self.update_learned_state(carry, draw, lr)
         carry = self.updated(carry, loss_gradient + shift_gradient, lr[:, None])
-        return self.history.with_deployment(carry, theta, f), draw.loss
+        return self.history.record_deployment(carry, theta, f), draw.loss
 
     def point(self, carry: Carry, batch: Batch) -> Tensor:
         """[c, d] what f̂ is a reaction to, beside which it is kept."""
@@ -141,10 +145,10 @@ class PoFL(PFL):
         """[c, B] the weights of the samples that count, given those of the real ones and the gradients [c, B, d]."""
         return weight
 
-    def shift_gradient(self, carry: Carry, draw: Draw, moment_gradient: Tensor) -> tuple[Carry, Tensor]:
+    def shift_gradient(self, carry: Carry, draw: LocalStepSamples, moment_gradient: Tensor) -> tuple[Carry, Tensor]:
         """L̂₂ [c, d] = (df/dθ)ᵀ u for u = mean ℓ ∂log p/∂f [c, p]; and the carry, if something is to be kept."""
         return carry, self.history.transposed_derivative_product(carry, draw.theta, draw.f, moment_gradient)
 
-    def learn(self, carry: Carry, sample_draw: Draw, lr: Tensor) -> Carry:
+    def update_learned_state(self, carry: Carry, sample_draw: LocalStepSamples, lr: Tensor) -> Carry:
         """The carry with whatever else a client remembers; parameters and history are still those before the step."""
         return carry

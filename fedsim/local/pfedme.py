@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fedsim.core.constraints import Count, Positive
 from fedsim.data.samples import Batch
-from fedsim.local.perfedavg import split_batch
+from fedsim.local.perfedavg import split_into_batches
 from fedsim.local.rule import Carry, Objective
 from fedsim.local.sgd import SGD
 
@@ -56,7 +56,7 @@ class PFedMe(SGD):
     def step(self, carry: Carry, batch: Batch, lr: Tensor, objective: Objective) -> tuple[Carry, Tensor]:
         w = carry["params"]
         theta, losses = carry["personal"] if self.warm_start else w, []
-        batches = split_batch(batch, self.batches_per_step)
+        batches = split_into_batches(batch, self.batches_per_step)
         for k in range(self.inner_steps):
             gradient, loss = objective.gradient(theta, batches[k % self.batches_per_step])
             theta = theta - self.inner_lr * (gradient + self.penalty * (theta - w))

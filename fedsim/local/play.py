@@ -12,10 +12,10 @@ from fedsim.core.effects import EffectiveIf
 from fedsim.core.errors import ConfigError
 from fedsim.core.federation import Federation
 from fedsim.data.samples import Batch, ClientData
-from fedsim.local.exploring import exploration_noise, seed_memory
+from fedsim.local.exploring import exploration_noise, replicate_seed_memory
 from fedsim.local.performative import PFL
 from fedsim.local.rule import Carry, Objective
-from fedsim.models import RowModel
+from fedsim.models import StatelessModel
 from fedsim.shift import Players, Shift
 
 SOLUTION_CONCEPTS, SLOPE_KNOWLEDGE = ("stable", "nash", "social"), ("learnt", "known")
@@ -63,7 +63,9 @@ class Play(PFL):
             "{at}.slopes=learnt, and a {at}.concept other than stable",
         ),
         EffectiveIf(
-            "explore", lambda component, run: component.explore < run.max_local_steps, "more local steps in the run"
+            "explore",
+            lambda component, run: component.explore < run.max_total_local_steps,
+            "more local steps in the run",
         ),
     )
 
@@ -79,9 +81,9 @@ class Play(PFL):
         self.concept = concept
         self.explore, self.spread = explore, spread
         self.learns_slope = slopes == "learnt" and concept != "stable"
-        self.knows_round = self.learns_slope
+        self.needs_round = self.learns_slope
 
-    def setup(self, data: ClientData, shift: Shift, model: RowModel) -> None:
+    def setup(self, data: ClientData, shift: Shift, model: StatelessModel) -> None:
         if not isinstance(shift, Players) or shift.deploy == "round":
             raise ConfigError("local=play is a game: use dataset=market shift=players shift.deploy=step, or local=pfl")
         self.game, self.trained = shift, model.trained
@@ -100,7 +102,7 @@ class Play(PFL):
             RIGHT_SIDE_KEY: federation.zeros(size, p),
             SLOPE_KEY: federation.zeros(p, p),
         }
-        return memory | seed_memory(federation) | {OWN_STEPS_KEY: federation.zeros(dtype=torch.int64)}
+        return memory | replicate_seed_memory(federation) | {OWN_STEPS_KEY: federation.zeros(dtype=torch.int64)}
 
     def round_state(self, params: Tensor) -> Carry:
         return (

@@ -11,14 +11,14 @@ from fedsim.core.constraints import Count, Positive
 from fedsim.core.effects import StopsTraining
 from fedsim.core.errors import ConfigError
 from fedsim.core.federation import Cohort, Federation
-from fedsim.core.placement import available_bytes
+from fedsim.core.placement import capacity_bytes
 from fedsim.data.samples import Batch, ClientData
 from fedsim.local import laws
 from fedsim.local.estimators import FractionEstimator
-from fedsim.local.exploring import exploration_noise, seed_memory
+from fedsim.local.exploring import exploration_noise, replicate_seed_memory
 from fedsim.local.performative import PFL
 from fedsim.local.rule import Carry, Objective
-from fedsim.models import RowModel
+from fedsim.models import StatelessModel
 from fedsim.shift import Shift
 
 GRAM_KEY, RIGHT_SIDE_KEY, LAST_LOCATION_KEY, OWN_STEPS_KEY, SLOPE_KEY = (
@@ -56,12 +56,12 @@ class PlugIn(PFL):
     stops_training = (
         StopsTraining(
             "explore",
-            lambda component, run: component.explore >= run.max_local_steps,
+            lambda component, run: component.explore >= run.max_total_local_steps,
             "all local steps of the run explore; give fewer, or more rounds",
         ),
     )
 
-    knows_round = True
+    needs_round = True
 
     def __init__(
         self,
@@ -76,13 +76,13 @@ class PlugIn(PFL):
         self.shared, self.estimator_name = shared, estimator
         self.base = 0.0 if self.project.box is None else 0.5 * sum(self.project.box)
 
-    def setup(self, data: ClientData, shift: Shift, model: RowModel) -> None:
+    def setup(self, data: ClientData, shift: Shift, model: StatelessModel) -> None:
         if not shift.active or shift.deploy == "round":
             raise ConfigError(
                 "local=plugin learns how data react to what each client deploys, and here they do not: set "
                 "shift.deploy=step and a shift, or use local=pfl"
             )
-        self.estimator, self.trained = laws.estimator(self.estimator_name, None, data, shift), model.trained
+        self.estimator, self.trained = laws.make_estimator(self.estimator_name, None, data, shift), model.trained
         if isinstance(self.estimator, FractionEstimator):
             raise ConfigError(
                 f"local=plugin learns how a location moves, but shift={type(shift).__name__} moves fractions of "
@@ -97,16 +97,16 @@ class PlugIn(PFL):
     def memory(self, federation: Federation, dimension: int) -> Carry:
         history_width, num_estimates = self.trained + 1, self.estimator.size
         needed_bytes = (
-            federation.num_rows
+            federation.num_memory_rows
             * (1 + self.shared)
             * history_width
             * (history_width + 2 * num_estimates)
             * federation.dtype.itemsize
         )
-        if needed_bytes > available_bytes(federation.device, federation.storage):
+        if needed_bytes > capacity_bytes(federation.device, federation.storage):
             raise ConfigError(
                 f"local=plugin needs {needed_bytes / 2**30:,.0f} GiB for the equations of "
-                f"{federation.num_rows} clients, more "
+                f"{federation.num_memory_rows} clients, more "
                 f"than there is (trainer.memory={federation.storage}); use a smaller model, or local=dfo"
             )
         equations = {GRAM_KEY: (history_width, history_width), RIGHT_SIDE_KEY: (history_width, num_estimates)}
@@ -119,7 +119,7 @@ class PlugIn(PFL):
             equations | pooled_shapes | {SLOPE_KEY: (self.trained, num_estimates), LAST_LOCATION_KEY: (num_estimates,)}
         )
         memory = {name: federation.zeros(*shape) for name, shape in shapes.items()}
-        return memory | seed_memory(federation) | {OWN_STEPS_KEY: federation.zeros(dtype=torch.int64)}
+        return memory | replicate_seed_memory(federation) | {OWN_STEPS_KEY: federation.zeros(dtype=torch.int64)}
 
     def round_state(self, params: Tensor) -> Carry:
         return {ROUND_STEP_KEY: torch.zeros(len(params), dtype=torch.int64, device=params.device)}
@@ -156,7 +156,7 @@ class PlugIn(PFL):
         step_carry = {name: torch.where(is_exploring_step, carry[name], value) for name, value in next_carry.items()}
         chunk = {name: value[None] for name, value in batch.items()}
         weight = chunk.get("weight", torch.ones_like(chunk["x"].flatten(2)[:, :, 0]))
-        f = self.estimator.estimate(chunk, weight, carry[LAST_LOCATION_KEY][None])[0]
+        f = self.estimator.estimate_statistic(chunk, weight, carry[LAST_LOCATION_KEY][None])[0]
         exploration = (self.deploys(carry)[: self.trained] - self.base) / self.spread
         row = torch.cat([exploration.new_ones(1), exploration]) * is_exploring_step
         return step_carry | {
@@ -176,6 +176,6 @@ class PlugIn(PFL):
             sums_by_replicate += cohort.sum(client_values).to(sums_by_replicate.device)[:, None]
             cohort.scatter(memory[name], torch.zeros_like(client_values))
 
-    def traffic(self, dimension: int) -> tuple[int, int]:
+    def extra_transmitted_numbers(self, dimension: int) -> tuple[int, int]:
         size, p = self.trained + 1, self.estimator.size
         return (size * (size + p), size * (size + p)) if self.shared else (0, 0)

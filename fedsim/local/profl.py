@@ -9,15 +9,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedsim.core.constraints import AtLeast, Count, NonNegative, OneOf, Positive, PositiveFraction
+from fedsim.core.constraints import Count, IntegerAtLeast, NonNegative, OneOf, Positive, PositiveFraction
 from fedsim.core.effects import EffectiveIf
 from fedsim.core.errors import ConfigError
 from fedsim.core.federation import Cohort, Federation
 from fedsim.local.history import ESTIMATES, MODELS, STEPS
-from fedsim.local.performative import Draw, PoFL
-from fedsim.local.robust_gradient import RobustGradient
+from fedsim.local.performative import LocalStepSamples, PoFL
+from fedsim.local.robust_gradient import GradientOutlierFilter
 from fedsim.local.rule import Carry
-from fedsim.local.sample_size import SampleSize
+from fedsim.local.sample_size import AdaptiveSampleSize
 
 SAMPLE_DEALS = ("everybody", "one")
 DERIVATIVE_KEY, SERVER_DERIVATIVE_KEY, SERVER_HAS_DERIVATIVE_KEY = "derivative", "server_derivative", "server_knows"
@@ -37,16 +37,17 @@ class ProFL(PoFL):
 
     Args:
         robust: apply Robust Gradient; without it all samples count.
-        bins, sparse, settled: see `RobustGradient`.
+        bins, sparse, settled: see `GradientOutlierFilter`.
         server_derivative: the server estimates df/dθ after every round from those that took part and can, and everybody
             uses that one in the next rounds. It may reach a client before its own first H steps are over. Memory: two
             [p, d] matrices per client.
         server_method: 'mean': the mean of the clients' df/dθ; 'regression': eq. 6 on the clients' mean f̂ and mean θ of
             their last H steps, where the errors of f̂ average out before they are divided by Δθ. The paper does not say.
-        adaptive_samples: a client uses only as many of the samples drawn as `SampleSize` asks for, `max_samples` in its
+        adaptive_samples: a client uses only as many of the samples drawn as `AdaptiveSampleSize` asks for,
+        `max_samples` in its
             first steps. Memory: two [p, d] matrices and a model per client.
         max_samples: cap; batches are drawn at this size. None takes `batch_size`.
-        tolerance, failure, curvature: see `SampleSize`.
+        tolerance, failure, curvature: see `AdaptiveSampleSize`.
         **options: of PoFL.
     """
 
@@ -78,7 +79,7 @@ class ProFL(PoFL):
     def __init__(  # noqa: PLR0913 (the parameters are configuration keys)
         self,
         robust: bool = True,
-        bins: Annotated[int, AtLeast(2)] = 10,
+        bins: Annotated[int, IntegerAtLeast(2)] = 10,
         sparse: PositiveFraction = 0.0025,
         settled: PositiveFraction = 0.1,
         server_derivative: bool = False,
@@ -98,7 +99,7 @@ class ProFL(PoFL):
         if max_samples is not None:
             options["batch_size"] = max_samples
         super().__init__(**options)
-        self.robust, self.filter = robust, RobustGradient(bins, sparse, settled)
+        self.robust, self.filter = robust, GradientOutlierFilter(bins, sparse, settled)
         self.server_derivative, self.adaptive = server_derivative, adaptive_samples
         self.server_method = server_method
         if server_derivative and server_method == "regression" and self.history.length < 2:
@@ -111,7 +112,7 @@ class ProFL(PoFL):
             raise ConfigError(
                 "{max_samples}=null and batch_size=null leave no cap; give one of them", mentions=("max_samples",)
             )
-        self.sample_size = SampleSize(cap or 1, tolerance, failure, curvature)
+        self.sample_size = AdaptiveSampleSize(cap or 1, tolerance, failure, curvature)
 
     def memory(self, federation: Federation, dimension: int) -> Carry:
         zero_matrix = functools.partial(federation.zeros, self.estimator.size, dimension)
@@ -137,7 +138,7 @@ class ProFL(PoFL):
             )
         return (self.filter(gradients, real_mask) if self.robust else real_mask).to(weight.dtype) * weight
 
-    def shift_gradient(self, carry: Carry, draw: Draw, moment_gradient: Tensor) -> tuple[Carry, Tensor]:
+    def shift_gradient(self, carry: Carry, draw: LocalStepSamples, moment_gradient: Tensor) -> tuple[Carry, Tensor]:
         if DERIVATIVE_KEY not in carry:
             return super().shift_gradient(carry, draw, moment_gradient)
         slope = self.history.derivative(carry, draw.theta, draw.f)
@@ -146,7 +147,7 @@ class ProFL(PoFL):
             slope = torch.where(carry[SERVER_HAS_DERIVATIVE_KEY][:, None, None], carry[SERVER_DERIVATIVE_KEY], slope)
         return carry, (slope.mT @ moment_gradient[:, :, None]).squeeze(2)
 
-    def learn(self, carry: Carry, sample_draw: Draw, lr: Tensor) -> Carry:
+    def update_learned_state(self, carry: Carry, sample_draw: LocalStepSamples, lr: Tensor) -> Carry:
         if not self.adaptive:
             return carry
         real_mask = (
@@ -190,7 +191,9 @@ class ProFL(PoFL):
             return
         carry = {name: cohort.gather(memory[name]) for name in (STEPS, MODELS, ESTIMATES, DERIVATIVE_KEY)}
         if self.server_method == "mean":
-            ready_mask = (carry[STEPS] > self.history.min_length(carry[MODELS].shape[2])).to(cohort.multiplicity.dtype)
+            ready_mask = (carry[STEPS] > self.history.min_history_length(carry[MODELS].shape[2])).to(
+                cohort.multiplicity.dtype
+            )
             mean_derivative = cohort.mean(carry[DERIVATIVE_KEY], ready_mask)
         else:
             ready_mask = self.history.is_full(carry).to(cohort.multiplicity.dtype)
@@ -205,7 +208,7 @@ class ProFL(PoFL):
         server_derivatives.copy_(torch.where(update_mask, mean_derivative, server_derivatives))
         memory[SERVER_HAS_DERIVATIVE_KEY] |= cohort.federation.broadcast(any_ready)
 
-    def traffic(self, dimension: int) -> tuple[int, int]:
+    def extra_transmitted_numbers(self, dimension: int) -> tuple[int, int]:
         if not self.server_derivative:
             return 0, 0
         p, steps = self.estimator.size, self.history.length

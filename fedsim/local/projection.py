@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from fedsim.core import checks
-from fedsim.core.constraints import Positive, validated
+from fedsim.core.constraints import Positive, validate_arguments
 from fedsim.core.errors import ConfigError
 
 
-@validated
+@validate_arguments
 class Projection:
     """The nearest point of Θ = {lo ≤ θ_k ≤ hi for all k} or of Θ = {‖θ‖ ≤ r}; θ itself where neither is given.
 

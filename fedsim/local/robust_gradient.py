@@ -7,7 +7,7 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from fedsim.core.constraints import AtLeast, PositiveFraction, validated
+from fedsim.core.constraints import IntegerAtLeast, PositiveFraction, validate_arguments
 
 MAX_DIAGONALISED_SIDE = (
     256  # up to this many samples or parameters the Gram matrix is diagonalised; above, power iteration
@@ -17,8 +17,8 @@ POWER_ITERATION_TOLERANCE = 1e-6  # power iteration ends when no unit vector mov
 ITERATIONS_PER_BLOCK, MAX_BLOCKS = 10, 30  # … in a block of 10 iterations, or after 30 blocks
 
 
-@validated
-class RobustGradient:
+@validate_arguments
+class GradientOutlierFilter:
     """The outlier filter, for c clients at once on masks: a client that is done stays as it is.
 
     A sweep centres the gradients, scores them by τ_j = ⟨g_j − ḡ, v⟩² along the top right singular vector v (eq. 9),
@@ -40,7 +40,10 @@ class RobustGradient:
     """
 
     def __init__(
-        self, bins: Annotated[int, AtLeast(2)] = 10, sparse: PositiveFraction = 0.0025, settled: PositiveFraction = 0.1
+        self,
+        bins: Annotated[int, IntegerAtLeast(2)] = 10,
+        sparse: PositiveFraction = 0.0025,
+        settled: PositiveFraction = 0.1,
     ) -> None:
         self.bins = bins
         self.sparse = sparse
@@ -55,7 +58,7 @@ class RobustGradient:
         is_finished = half_count < 1
         while not bool(is_finished.all()):
             centred, mean = centre_gradients(gradients, kept_mask)
-            remaining_mask = kept_mask & self._below_tail(outlier_scores(centred), kept_mask)
+            remaining_mask = kept_mask & self._below_tail(gradient_outlier_scores(centred), kept_mask)
             mean_settled = (mean - centre_gradients(gradients, remaining_mask)[1]).norm(
                 dim=1
             ) < self.settled * mean.norm(dim=1)
@@ -86,7 +89,7 @@ def centre_gradients(gradients: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
     return (gradients - mean[:, None]) * weight[:, :, None], mean
 
 
-def outlier_scores(centred_gradients: Tensor) -> Tensor:
+def gradient_outlier_scores(centred_gradients: Tensor) -> Tensor:
     """τ [c, B]: squared projections of the rows of each matrix [c, B, d] on its top right singular vector.
 
     No singular value decomposition of the matrix itself: with v the top eigenvector of the smaller Gram matrix,
@@ -94,7 +97,7 @@ def outlier_scores(centred_gradients: Tensor) -> Tensor:
     """
     _, samples, dimension = centred_gradients.shape
     if min(samples, dimension) > MAX_DIAGONALISED_SIDE:
-        return (centred_gradients @ _power_iteration(centred_gradients)[:, :, None]).squeeze(2).square()
+        return (centred_gradients @ _top_singular_vectors(centred_gradients)[:, :, None]).squeeze(2).square()
     if dimension <= samples:
         _, vectors = torch.linalg.eigh(centred_gradients.mT @ centred_gradients)
         return (centred_gradients @ vectors[:, :, -1:]).squeeze(2).square()
@@ -102,7 +105,7 @@ def outlier_scores(centred_gradients: Tensor) -> Tensor:
     return values[:, -1:].clamp(min=0) * vectors[:, :, -1].square()
 
 
-def _power_iteration(centred_gradients: Tensor) -> Tensor:
+def _top_singular_vectors(centred_gradients: Tensor) -> Tensor:
     """[c, d] top right singular vectors, from the row of largest norm (deterministic); zero for a zero matrix."""
     longest_row = centred_gradients.square().sum(2).argmax(1)
     v = centred_gradients[torch.arange(len(centred_gradients), device=centred_gradients.device), longest_row]

@@ -11,7 +11,7 @@ from fedsim.core.errors import ConfigError
 from fedsim.data.samples import Batch, ClientData
 from fedsim.local.performative import PFL
 from fedsim.local.rule import Carry, Objective
-from fedsim.models import RowModel
+from fedsim.models import StatelessModel
 from fedsim.shift import Shift
 
 
@@ -35,7 +35,7 @@ class RRM(PFL):
         super().__init__(**options)
         self.reg = reg
 
-    def setup(self, data: ClientData, shift: Shift, model: RowModel) -> None:
+    def setup(self, data: ClientData, shift: Shift, model: StatelessModel) -> None:
         if not shift.active or shift.redraw is None:
             raise ConfigError(
                 f"local=rrm minimises on data that react to one model, but shift={type(shift).__name__} deploys others "

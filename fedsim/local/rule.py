@@ -16,7 +16,7 @@ from fedsim.core.federation import Cohort, Federation
 from fedsim.data.samples import Batch, ClientData, LocalWork
 from fedsim.data.samples.work import SamplingMode
 from fedsim.local.schedules import Constant, Schedule
-from fedsim.models import RowModel
+from fedsim.models import StatelessModel
 from fedsim.models.features import ForwardPass
 from fedsim.shift import Shift
 
@@ -77,7 +77,7 @@ class HeavyBall:
 
 
 @dataclass(frozen=True)
-class Moments:
+class AdamMoments:
     """m ← β₁ m + (1 − β₁) g; v ← β₂ v + (1 − β₂) g²; x ← (1 − ηλ) x − η m̂ / (√v̂ + ε), where m̂ = m / (1 − β₁ⁿ) and v̂
     likewise. The carry has m and v, [d], as 'first_moment' and 'second_moment', and n, [], as 'updates'.
 
@@ -118,7 +118,7 @@ class GradientStep:
     mix_with: str | None = None
     mixing: str | None = None
     outputs: bool = False
-    optimiser: HeavyBall | Moments | None = None
+    optimiser: HeavyBall | AdamMoments | None = None
 
     @property
     def state(self) -> tuple[str, ...]:
@@ -126,7 +126,7 @@ class GradientStep:
         return self.optimiser.rows if self.optimiser else ()
 
     @property
-    def changed_entries(self) -> tuple[str, ...]:
+    def changed_entry_names(self) -> tuple[str, ...]:
         """Names in the carry of all that the step changes."""
         return (self.name, *self.state, *(self.optimiser.numbers if self.optimiser else ()))
 
@@ -188,14 +188,14 @@ class LocalRule(Validated, ABC):
     supported_keys: frozenset[str] = frozenset()  # carry entries besides 'params' that the rule uses
     batched: bool = False  # `step` takes whole chunks: one more leading axis [c, …] on everything, losses [c]
     per_sample: bool = False  # `step` asks the objective for gradients sample by sample
-    knows_round: bool = False  # the carry holds 'round' [], int64
+    needs_round: bool = False  # the carry holds 'round' [], int64
     own_models: tuple[str, ...] = ()  # names in the memory of models [d] that start as the server's initial one
     knows_deployed: bool = False  # the batch of a moving shift holds 'deployed' [d], the θ that the data react to
     pooled: bool = False  # one client holds everybody's data (see `fedsim.data.datasets.pooled`)
     indivisible: bool = False  # a round's local steps form a unit: a part of them is meaningless
     one_at_a_time: bool = False  # … and every batch belongs to one member, drawn at random
 
-    def setup(self, data: ClientData, shift: Shift, model: RowModel) -> None:
+    def setup(self, data: ClientData, shift: Shift, model: StatelessModel) -> None:
         """Learn what data, shift and model are like, and refuse what cannot work; before `memory`."""
 
     def memory(self, federation: Federation, dimension: int) -> dict[str, Tensor]:
@@ -213,7 +213,7 @@ class LocalRule(Validated, ABC):
         """What the server makes of the clients' memory after a round with this cohort, in place: sums over those who
         took part (`Cohort.sum`, `Cohort.mean`), handed back to every client of the replicate."""
 
-    def traffic(self, dimension: int) -> tuple[int, int]:
+    def extra_transmitted_numbers(self, dimension: int) -> tuple[int, int]:
         """How many numbers the server sends to each client that takes part in a round for the rule's own sake, and how
         many it gets from each: what `after_round` makes of the clients' memory, not the models; after `setup`."""
         return 0, 0
@@ -230,7 +230,7 @@ class LocalRule(Validated, ABC):
         """
         return None
 
-    def adaptation(self) -> LocalRule | None:
+    def adaptation_rule(self) -> LocalRule | None:
         """The rule by which a client makes its predictor out of x^t whenever it needs it, if the paper has it so."""
         return None
 

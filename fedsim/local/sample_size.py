@@ -7,11 +7,11 @@ import math
 import torch
 from torch import Tensor
 
-from fedsim.core.constraints import Count, NonNegative, Positive, PositiveFraction, validated
+from fedsim.core.constraints import Count, NonNegative, Positive, PositiveFraction, validate_arguments
 
 
-@validated
-class SampleSize:
+@validate_arguments
+class AdaptiveSampleSize:
     """n ≥ 2 (2 ℓ² H ‖Δθ‖⁻² + F²) σ² log(2/φ) / (2Φ − M² η² G⁴ H⁶ ‖Δθ‖² ℓ²); if the denominator is ≤ 0, n is the cap.
 
     The paper estimates the constants from previous updates without saying how. Here, all from the client's last step:

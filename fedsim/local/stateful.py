@@ -13,11 +13,11 @@ from fedsim.core.effects import EffectiveIf
 from fedsim.core.errors import ConfigError
 from fedsim.core.federation import Federation
 from fedsim.data.samples import Batch, ClientData
-from fedsim.local.exploring import exploration_noise, seed_memory
+from fedsim.local.exploring import exploration_noise, replicate_seed_memory
 from fedsim.local.history import STEPS
-from fedsim.local.performative import Draw, PoFL
+from fedsim.local.performative import LocalStepSamples, PoFL
 from fedsim.local.rule import Carry
-from fedsim.models import RowModel
+from fedsim.models import StatelessModel
 from fedsim.shift import Shift
 
 
@@ -58,14 +58,14 @@ class StatefulPerfGD(PoFL):
         super().__init__(history=history, **options)
         self.spread = spread
         self.horizon = horizon
-        self.knows_round = self.spread > 0  # which the noise is drawn for
+        self.needs_round = self.spread > 0  # which the noise is drawn for
         if self.history.growing:
             raise ConfigError(
                 "{growing}=true is for local=pofl; with the past as a regressor too the window is filled",
                 mentions=("growing",),
             )
 
-    def setup(self, data: ClientData, shift: Shift, model: RowModel) -> None:
+    def setup(self, data: ClientData, shift: Shift, model: StatelessModel) -> None:
         if shift.active and shift.deploy == "round":
             raise ConfigError(
                 "local=stateful_perfgd regresses what each deployment of a client's changes; set shift.deploy=step"
@@ -75,7 +75,7 @@ class StatefulPerfGD(PoFL):
 
     def memory(self, federation: Federation, dimension: int) -> Carry:
         memory = self.history.memory(federation, dimension + self.estimator.size, self.estimator.size)
-        return memory | (seed_memory(federation) if self.spread else {})
+        return memory | (replicate_seed_memory(federation) if self.spread else {})
 
     def deploys(self, carry: Carry) -> Tensor:
         if not self.spread:
@@ -86,7 +86,7 @@ class StatefulPerfGD(PoFL):
     def point(self, carry: Carry, batch: Batch) -> Tensor:
         return torch.cat([self.deploys(carry), self.history.last_estimate(carry)], dim=1)  # (θ_t, f_{t−1}), [c, d + p]
 
-    def shift_gradient(self, carry: Carry, draw: Draw, moment_gradient: Tensor) -> tuple[Carry, Tensor]:
+    def shift_gradient(self, carry: Carry, draw: LocalStepSamples, moment_gradient: Tensor) -> tuple[Carry, Tensor]:
         # [c, H, d + p], [c, H, p]
         input_changes, estimate_changes = self.history.differences(carry, draw.theta, draw.f)
         inverse = torch.linalg.pinv(input_changes, rtol=self.history.rcond)
@@ -108,5 +108,5 @@ class StatefulPerfGD(PoFL):
             for _ in range(self.horizon):
                 term = recurrence_matrix @ term
                 regression_coefficients = regression_coefficients + term
-        ready_mask = self.history.is_past(carry, 1)[:, None]  # the first step has no earlier f
+        ready_mask = self.history.exceeds_window(carry, 1)[:, None]  # the first step has no earlier f
         return carry, torch.where(ready_mask, (by_theta @ regression_coefficients).squeeze(2), 0.0)

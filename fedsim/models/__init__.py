@@ -5,7 +5,7 @@ from fedsim.models.dense import MLP, Linear, Mean
 from fedsim.models.images import LeafCNN, ViT, from_torchvision
 from fedsim.models.lora import LoRAMLP
 from fedsim.models.losses import LOSSES
-from fedsim.models.row_model import RowModel
+from fedsim.models.row_model import StatelessModel
 from fedsim.models.text import CharLSTM, TextClassifier, Transformer
 
 __all__ = [
@@ -19,7 +19,7 @@ __all__ = [
     "Linear",
     "LoRAMLP",
     "Mean",
-    "RowModel",
+    "StatelessModel",
     "TextClassifier",
     "Transformer",
     "ViT",

@@ -45,25 +45,25 @@ class ModuleCaller:
     def __call__(self, module: Callable[..., Any], inputs: Inputs) -> Any:
         """Return the output [B, …], or [B, …, C] for classes."""
         keywords = {} if isinstance(inputs, Tensor) else {name: inputs[name] for name in self.extra_inputs}
-        with self._checked_call(module, inputs):
+        with self._refuse_input_writes(module, inputs):
             module_output = module(inputs if isinstance(inputs, Tensor) else inputs["x"], **keywords)
         return self._selected_output(module_output)
 
-    def functional(self, module: nn.Module, tensors_by_name: dict[str, Tensor], inputs: Inputs) -> Any:
+    def functional_call(self, module: nn.Module, tensors_by_name: dict[str, Tensor], inputs: Inputs) -> Any:
         """Return the output with these parameters and buffers in place of the module's own."""
         x, keywords = inputs, {}
         if not isinstance(inputs, Tensor):
             x, keywords = inputs["x"], {name: inputs[name] for name in self.extra_inputs}
         tied_tensors = {alias: tensors_by_name[name] for alias, name in self.aliases.items() if name in tensors_by_name}
         tensors = tensors_by_name | tied_tensors if tied_tensors else tensors_by_name
-        with self._checked_call(module, inputs):
+        with self._refuse_input_writes(module, inputs):
             module_output = functional_call(module, tensors, (x,), keywords, tie_weights=False)
         if tied_tensors:  # what the pass stored in place of a buffer
             tensors_by_name.update({name: tensors[name] for name in tensors_by_name})
         return self._selected_output(module_output)
 
     @contextlib.contextmanager
-    def _checked_call(self, module: Callable[..., Any], inputs: Inputs) -> Iterator[None]:
+    def _refuse_input_writes(self, module: Callable[..., Any], inputs: Inputs) -> Iterator[None]:
         """Refuse a forward pass that writes to its inputs, which other passes or the stored data set share.
 
         PyTorch counts in-place operations, so that also a pass that wrote the values that were there already is
@@ -101,7 +101,7 @@ class ModuleCaller:
         output = (
             module_output
             if self.output is None or isinstance(module_output, Tensor)
-            else self._named_output(module_output)
+            else self._select_output(module_output)
         )
         if self.passes_objects and self.output is None and not isinstance(output, Tensor):
             return output
@@ -113,7 +113,7 @@ class ModuleCaller:
             )
         return output.movedim(1, -1) if self.classes_second else output
 
-    def _named_output(self, module_output: Any) -> Any:
+    def _select_output(self, module_output: Any) -> Any:
         """Return an output by name or number; None if there is none."""
         if isinstance(module_output, Mapping):
             return module_output.get(self.output)

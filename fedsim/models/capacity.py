@@ -98,7 +98,7 @@ class Widths(Capacity):
         self.level = levels_of_clients(federation, shares, self.assign, rng.Purpose.CAPACITY)
 
     def held_channels(self, cohort: Cohort, widths: Sequence[int], t: int) -> tuple[list[Tensor], Tensor]:
-        level = self.level[cohort.virtual_clients]
+        level = self.level[cohort.virtual_client_index]
         if self.redraw:
             keys = rng.row_keys(cohort.seed, rng.Purpose.WIDTH, cohort.client_index, t)
             level = rng.integers(keys, torch.zeros_like(level), level + 1)
@@ -109,21 +109,21 @@ class Widths(Capacity):
         first_channel = t if self.channels == "rolling" else 0
         return [self._channel_windows(width, first_channel).to(level.device) for width in widths], level
 
-    def _held_counts(self, width: int) -> list[int]:
+    def _held_channel_counts(self, width: int) -> list[int]:
         """Return how many of so many channels a client of each width holds."""
         return [math.ceil(round(share * width, 9)) for share in self.ascending]
 
     def _channel_windows(self, width: int, first_channel: int) -> Tensor:
         """Return [k, width]: for each width the channels from `first_channel` on, cyclically."""
         position = (torch.arange(width) - first_channel) % width
-        return position[None] < torch.tensor(self._held_counts(width))[:, None]
+        return position[None] < torch.tensor(self._held_channel_counts(width))[:, None]
 
     def _random_channels(self, cohort: Cohort, level: Tensor, width: int, counters: tuple[int, int]) -> Tensor:
         """Return [n, width]: for each row as many channels as it holds, drawn without replacement."""
         keys = rng.row_keys(cohort.seed, rng.Purpose.CHANNEL, cohort.client_index, *counters)
         uniform_numbers = rng.uniform(keys[:, None], torch.arange(width, device=keys.device))
         ranks = uniform_numbers.argsort(dim=1, stable=True).argsort(dim=1)
-        return ranks < torch.tensor(self._held_counts(width), device=keys.device)[level][:, None]
+        return ranks < torch.tensor(self._held_channel_counts(width), device=keys.device)[level][:, None]
 
 
 def levels_of_clients(federation: Federation, shares: Sequence[float], assign: str, purpose: rng.Purpose) -> Tensor:

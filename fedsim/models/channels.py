@@ -14,14 +14,14 @@ import torch
 from torch import Tensor, nn
 
 from fedsim.core.errors import ConfigError
-from fedsim.models.row_model import RowModel
+from fedsim.models.row_model import StatelessModel
 
 CHANNEL_MIXING_LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 NORMALISATION_LAYERS = (nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._InstanceNorm)
 
 
 @dataclass(frozen=True)
-class ChannelLayer:
+class LayerChannels:
     """A layer with parameters.
 
     Attributes:
@@ -35,7 +35,7 @@ class ChannelLayer:
     mixes_channels: bool = True
 
 
-class ChannelChain:
+class HiddenLayerChannels:
     """Maps the columns of a row [d] to channels.
 
     Args:
@@ -45,19 +45,19 @@ class ChannelChain:
     """
 
     def __init__(
-        self, layers: Mapping[str, ChannelLayer], widths: Sequence[int], shapes: Mapping[str, torch.Size]
+        self, layers: Mapping[str, LayerChannels], widths: Sequence[int], shapes: Mapping[str, torch.Size]
     ) -> None:
         self.layers, self.widths, self.shapes = dict(layers), tuple(widths), dict(shapes)
 
     @classmethod
-    def trace_model(cls, model: RowModel, samples: Mapping[str, Tensor]) -> ChannelChain:
+    def from_model(cls, model: StatelessModel, samples: Mapping[str, Tensor]) -> HiddenLayerChannels:
         """Trace the chain of a model by following its layers through one evaluation of these samples.
 
         Raises:
             ConfigError: it is no chain of linear and convolutional layers, or has no hidden channels.
         """
         name = type(model.evaluation_module).__name__
-        layers: dict[str, ChannelLayer] = {}
+        layers: dict[str, LayerChannels] = {}
         widths: list[int] = []
         modules, previous_layer = dict(model.evaluation_module.named_modules()), None
         order = _executed_layers(model, samples)
@@ -81,7 +81,7 @@ class ChannelChain:
                 and previous_layer is not None
                 and module.num_features == widths[previous_layer]
             ):
-                layers[layer] = ChannelLayer(previous_layer, previous_layer, mixes_channels=False)
+                layers[layer] = LayerChannels(previous_layer, previous_layer, mixes_channels=False)
                 continue
             if (
                 not isinstance(module, CHANNEL_MIXING_LAYERS)
@@ -99,7 +99,7 @@ class ChannelChain:
                     f"{widths[previous_layer]} channels before it; use capacity=full"
                 )
             is_last_layer = layer == mixing[-1]
-            layers[layer] = ChannelLayer(None if is_last_layer else len(widths), previous_layer)
+            layers[layer] = LayerChannels(None if is_last_layer else len(widths), previous_layer)
             if not is_last_layer:
                 previous_layer = len(widths)
                 widths.append(module.weight.shape[0])
@@ -107,7 +107,7 @@ class ChannelChain:
             raise ConfigError(f"capacity: {name} has no hidden layer; use another model, or capacity=full")
         return cls(layers, widths, model.shapes)
 
-    def masks(self, held_channels: Sequence[Tensor]) -> Tensor:
+    def held_column_masks(self, held_channels: Sequence[Tensor]) -> Tensor:
         """Return the columns of clients that hold these channels.
 
         Args:
@@ -119,7 +119,7 @@ class ChannelChain:
         count, column_masks = len(held_channels[0]), []
         for name, shape in self.shapes.items():
             path, _, parameter = name.rpartition(".")
-            layer, outputs = self.layers[path], self._held_outputs(path, shape[0], held_channels)
+            layer, outputs = self.layers[path], self._held_output_mask(path, shape[0], held_channels)
             if parameter != "weight" or not layer.mixes_channels:
                 column_masks.append(outputs)
                 continue
@@ -131,15 +131,15 @@ class ChannelChain:
             column_masks.append(pairs.reshape(count, -1).repeat_interleave(shape[2:].numel(), 1))
         return torch.cat(column_masks, 1)
 
-    def incoming_column_mask(self, held_channels: Sequence[Tensor]) -> Tensor:
+    def absent_channel_column_mask(self, held_channels: Sequence[Tensor]) -> Tensor:
         """Return [k, d] bool: the columns that lead into channels which are not held."""
         column_masks = []
         for name, shape in self.shapes.items():
-            outputs = self._held_outputs(name.rpartition(".")[0], shape[0], held_channels)
+            outputs = self._held_output_mask(name.rpartition(".")[0], shape[0], held_channels)
             column_masks.append((~outputs).repeat_interleave(shape[1:].numel(), 1))
         return torch.cat(column_masks, 1)
 
-    def _held_outputs(self, path: str, width: int, held_channels: Sequence[Tensor]) -> Tensor:
+    def _held_output_mask(self, path: str, width: int, held_channels: Sequence[Tensor]) -> Tensor:
         """Return [k, width] bool: which of a layer's outputs are held; all outputs of the network are."""
         output_channels = self.layers[path].outputs
         return (
@@ -149,7 +149,7 @@ class ChannelChain:
         )
 
 
-def _executed_layers(model: RowModel, samples: Mapping[str, Tensor]) -> list[str]:
+def _executed_layers(model: StatelessModel, samples: Mapping[str, Tensor]) -> list[str]:
     """Return the names of the layers with their own parameters, in the order of execution."""
     order: list[str] = []
     hook_handles = [
@@ -170,8 +170,8 @@ def _has_odd_parameters(module: nn.Module) -> bool:
     return bool(module._parameters.keys() - {"weight", "bias"}) or bool(list(module.children()))
 
 
-def check_chain(
-    model: RowModel, chain: ChannelChain, held_channels: Sequence[Tensor], samples: Mapping[str, Tensor]
+def check_channel_chain(
+    model: StatelessModel, chain: HiddenLayerChannels, held_channels: Sequence[Tensor], samples: Mapping[str, Tensor]
 ) -> None:
     """Refuse a model that uses channels which a client does not hold: their incoming columns must not affect its
     output, and the columns that it lacks must get no gradient.
@@ -190,7 +190,8 @@ def check_chain(
     row = model.initial([0])[0]
     row = row + (0.1 * torch.randn(len(row), generator=draw)).to(row)
     mask, incoming_columns = (
-        columns[0].to(row.device) for columns in (chain.masks(held_channels), chain.incoming_column_mask(held_channels))
+        columns[0].to(row.device)
+        for columns in (chain.held_column_masks(held_channels), chain.absent_channel_column_mask(held_channels))
     )
     masked_row, inputs = row * mask, model.call.inputs(samples)
     with torch.no_grad():

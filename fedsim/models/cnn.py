@@ -11,10 +11,10 @@ from typing import Annotated
 
 from torch import Tensor, nn
 
-from fedsim.core.constraints import Fraction, OneOf, validated
+from fedsim.core.constraints import Fraction, OneOf, validate_arguments
 
 
-def _features(channels: int) -> list[nn.Module]:
+def _convolution_layers(channels: int) -> list[nn.Module]:
     """C(in, 32)-R-M-C(32, 32)-R-M: kernel 3, stride 1, padding 1; 2×2 max pooling."""
     layers: list[nn.Module] = []
     for source in (channels, 32):
@@ -25,7 +25,7 @@ def _features(channels: int) -> list[nn.Module]:
 LastBias = Annotated[str, OneOf("zero", "default")]
 
 
-@validated
+@validate_arguments
 class _ConvNet(nn.Module):
     """Two convolutions, then fully connected layers; dropout before each of them where `dropout` > 0."""
 
@@ -41,7 +41,7 @@ class _ConvNet(nn.Module):
     ) -> None:
         super().__init__()
         channels, height, width = shape
-        layers = [*_features(channels), nn.Flatten()]
+        layers = [*_convolution_layers(channels), nn.Flatten()]
         widths = [32 * (height // 4) * (width // 4), *hidden, classes]
         for position, (a, b) in enumerate(itertools.pairwise(widths)):
             layers += [nn.Dropout(dropout)] if dropout else []

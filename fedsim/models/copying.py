@@ -31,7 +31,7 @@ def copy_module(module: nn.Module) -> nn.Module:
     replacements: dict[int, Tensor] = {}
     for value in tensors:
         if torch._C._functorch.is_functorch_wrapped_tensor(value):
-            replacements[id(value)] = _plain_tensor_of_transform(value)
+            replacements[id(value)] = _unwrapped_functorch_tensor(value)
         elif value.grad_fn is not None:
             replacements[id(value)] = value.detach().clone()
     for name, layer in module.named_modules():
@@ -50,7 +50,7 @@ def copy_module(module: nn.Module) -> nn.Module:
         ) from error
 
 
-def _plain_tensor_of_transform(value: Tensor) -> Tensor:
+def _unwrapped_functorch_tensor(value: Tensor) -> Tensor:
     """Return a plain tensor for one that a pass under torch.func left in an attribute: its value, or 0 if it holds
     values of several clients, which none of them can use."""
     while torch._C._functorch.is_gradtrackingtensor(value):
@@ -58,7 +58,7 @@ def _plain_tensor_of_transform(value: Tensor) -> Tensor:
     return torch.zeros(()) if torch._C._functorch.is_functorch_wrapped_tensor(value) else value.detach().clone()
 
 
-def tensor_of(module: nn.Module, name: str) -> Tensor:
+def get_named_tensor(module: nn.Module, name: str) -> Tensor:
     """Return the parameter or buffer with this dotted name."""
     parent, _, leaf = name.rpartition(".")
     value = getattr(module.get_submodule(parent), leaf)
@@ -66,7 +66,7 @@ def tensor_of(module: nn.Module, name: str) -> Tensor:
     return value
 
 
-def put_tensors(module: nn.Module, tensors: dict[str, Tensor]) -> None:
+def set_module_tensors(module: nn.Module, tensors: dict[str, Tensor]) -> None:
     """Set these tensors as the module's buffers and frozen parameters."""
     for name, value in tensors.items():
         parent, _, leaf = name.rpartition(".")
@@ -92,7 +92,7 @@ def refuse_parameter_hooks(module: nn.Module) -> None:
             )
 
 
-def storage_of(tensor: Tensor) -> int:
+def storage_key(tensor: Tensor) -> int:
     """Return a key that is equal for tensors that share memory."""
     try:
         return tensor.untyped_storage().data_ptr()

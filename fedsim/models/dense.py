@@ -9,10 +9,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from fedsim.core.constraints import Count, Fraction, Real, validated
+from fedsim.core.constraints import Count, Fraction, Real, validate_arguments
 
 
-@validated
+@validate_arguments
 class MLP(nn.Module):
     """Fully connected layers with ReLU between them, [B, *shape] → [B, classes]; 2×200 is the field's usual one.
 
@@ -52,7 +52,7 @@ class Linear(nn.Module):
         return self.layer(x.flatten(1))
 
 
-@validated
+@validate_arguments
 class Mean(nn.Module):
     """Predicts θ whatever the input, [B, *shape] → [B, *shape]; it starts at `start`."""
 

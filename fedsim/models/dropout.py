@@ -37,7 +37,7 @@ class KeyedDropout(nn.Module):
         clients = 1 if self.key.dim() == 0 else len(self.key)
         shape = x.shape[:2] + (1,) * (x.dim() - 2) if self.channelwise else x.shape
         counters = torch.arange(shape.numel() // clients, dtype=torch.int32, device=x.device)
-        is_dropped = rng.uniform_below(rng.fold_in(self.key, self.layer)[..., None], counters, self.p).reshape(shape)
+        is_dropped = rng.bernoulli_draws(rng.fold_in(self.key, self.layer)[..., None], counters, self.p).reshape(shape)
         return x * is_dropped.logical_not_().to(x.dtype).mul_(1 / (1 - self.p))
 
 

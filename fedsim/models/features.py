@@ -27,7 +27,7 @@ class FeatureLayer:
     of_input: bool = False
 
     @classmethod
-    def choose(cls, module: nn.Module, name: str | None, key: str) -> FeatureLayer:
+    def from_layer_name(cls, module: nn.Module, name: str | None, key: str) -> FeatureLayer:
         """Choose the output of the named layer; without a name, the input of the module's last linear layer.
 
         Args:
@@ -56,7 +56,7 @@ class FeatureLayer:
         return cls(linear[-1], of_input=True)
 
     @contextlib.contextmanager
-    def recorded(self, module: nn.Module) -> Iterator[list[Tensor]]:
+    def record_features(self, module: nn.Module) -> Iterator[list[Tensor]]:
         """Within the block, the features of this layer of the module are appended to the list."""
         recorded_tensors: list[Tensor] = []
 
@@ -97,6 +97,6 @@ class ForwardPass:
         return cls(output, recorded[-1].flatten(1).to(dtype) if recorded else output.new_zeros(len(output), 0))
 
 
-def recorded_features(module: nn.Module, layer: FeatureLayer | None) -> contextlib.AbstractContextManager[list[Tensor]]:
+def record_features(module: nn.Module, layer: FeatureLayer | None) -> contextlib.AbstractContextManager[list[Tensor]]:
     """Return the features of a forward pass of the module within the block; an empty list if no layer was chosen."""
-    return layer.recorded(module) if layer is not None else contextlib.nullcontext([])
+    return layer.record_features(module) if layer is not None else contextlib.nullcontext([])

@@ -13,7 +13,7 @@ from torch import nn
 from fedsim.core.errors import ConfigError, prefix_error_keys
 
 
-def fit_constructor(
+def fill_constructor_arguments(
     model: Callable[..., nn.Module] | nn.Module,
     shape: tuple[int, ...],
     classes: int | None,
@@ -42,7 +42,7 @@ def fit_constructor(
     arguments: dict[str, Any] = {"shape": shape, "classes": classes}
     arguments = {name: value for name, value in arguments.items() if value and name not in fixed_keywords}
     if "num_tokens" in model_parameters and "num_tokens" not in fixed_keywords:
-        arguments["num_tokens"] = _token_count(model, num_tokens())
+        arguments["num_tokens"] = _require_num_tokens(model, num_tokens())
     if per_position is not None and fixed_keywords.get("every") is None:
         arguments["every"] = per_position
     return functools.partial(
@@ -55,7 +55,7 @@ def _built_model(model: Callable[..., nn.Module], /, **arguments: Any) -> nn.Mod
         return model(**arguments)
 
 
-def _token_count(model: Callable[..., nn.Module], num_tokens: int | None) -> int:
+def _require_num_tokens(model: Callable[..., nn.Module], num_tokens: int | None) -> int:
     if num_tokens is None:
         raise ConfigError(
             f"model {_model_name(model)} takes `num_tokens`, but the inputs of the data set are no tokens; use it with "

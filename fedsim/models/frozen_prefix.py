@@ -45,7 +45,7 @@ class FrozenPrefix:
     stages: tuple[str, ...] = ()
 
     @classmethod
-    def find(
+    def find_longest(
         cls, training: nn.Module, evaluation: nn.Module, x: Tensor, excluded: Callable[[str], bool]
     ) -> FrozenPrefix:
         """Find the longest prefix; it has no stages if no frozen parameter comes before the first trained one.
@@ -58,14 +58,14 @@ class FrozenPrefix:
             x: [B, …] a few inputs, B ≥ 2.
             excluded: names of parameters and buffers for which it is true belong to no stage, such as statistics.
         """
-        modules = (copy_module(training), _other_parameters(training), copy_module(evaluation))
+        modules = (copy_module(training), _perturbed_copy(training), copy_module(evaluation))
         stages: list[str] = []
         num_stages, value = 0, x
-        while (stage := _next_stage(modules, stages, value, excluded)) is not None:
+        while (stage := _next_frozen_stage(modules, stages, value, excluded)) is not None:
             name, value = stage
             stages.append(name)
             for module in modules:
-                setattr(*_place(module, name), return_input)
+                setattr(*_stage_owner_and_attribute(module, name), return_input)
             if any(True for _ in _tensor_names(training, name, parameters_only=True)):
                 num_stages = len(stages)
         return cls(tuple(stages[:num_stages]))
@@ -73,10 +73,10 @@ class FrozenPrefix:
     def skipped(self, module: nn.Module) -> nn.Module:
         """Return the module without these stages, changed in place."""
         for name in self.stages:
-            setattr(*_place(module, name), return_input)
+            setattr(*_stage_owner_and_attribute(module, name), return_input)
         return module
 
-    def contains(self, module: nn.Module, layer: str) -> bool:
+    def contains_layer(self, module: nn.Module, layer: str) -> bool:
         """Return whether a layer, given by name, is one of the stages or part of one."""
         methods = getattr(module, "first_stages", {})
         owners = [owner for stage in self.stages for owner in methods.get(stage, (stage,))]
@@ -86,18 +86,18 @@ class FrozenPrefix:
         """Return the output of the last stage for inputs [B, …], batch by batch."""
         module_copy = copy_module(module)
         for x in batches:
-            yield _stage_call(module_copy, self.stages[-1], x, ends=True).output
+            yield _record_stage_call(module_copy, self.stages[-1], x, ends=True).output
 
 
 Modules = tuple[nn.Module, nn.Module, nn.Module]  # in training, with other trained parameters, in evaluation
 
 
-def _next_stage(
+def _next_frozen_stage(
     modules: Modules, stages: list[str], x: Tensor, excluded: Callable[[str], bool]
 ) -> tuple[str, Tensor] | None:
     """Return name and output of the stage that follows these, which the modules skip already."""
     training = modules[0]
-    for name in _called_with(training, x):
+    for name in _candidate_stage_names(training, x):
         names = set(_tensor_names(training, name))
         frozen = not any(p.requires_grad for n, p in training.named_parameters(remove_duplicate=False) if n in names)
         if name in stages or not frozen or any(map(excluded, names)):
@@ -111,16 +111,18 @@ def _next_stage(
     return None
 
 
-def _called_with(module: nn.Module, x: Tensor) -> list[str]:
+def _candidate_stage_names(module: nn.Module, x: Tensor) -> list[str]:
     """Return the names of methods that may be stages, and of layers that are called with the input itself."""
     names: list[str] = list(getattr(module, "first_stages", {}))
 
-    def note(name: str, layer: nn.Module, inputs: tuple[Any, ...]) -> None:
+    def record_layer_name(name: str, layer: nn.Module, inputs: tuple[Any, ...]) -> None:
         if inputs and inputs[0] is x:
             names.append(name)
 
     handles = [
-        layer.register_forward_pre_hook(functools.partial(note, name)) for name, layer in module.named_modules() if name
+        layer.register_forward_pre_hook(functools.partial(record_layer_name, name))
+        for name, layer in module.named_modules()
+        if name
     ]
     try:
         with torch.no_grad(), streams.preserve_rng_states():
@@ -131,7 +133,7 @@ def _called_with(module: nn.Module, x: Tensor) -> list[str]:
     return list(dict.fromkeys(names))
 
 
-def _place(module: nn.Module, name: str) -> tuple[nn.Module, str]:
+def _stage_owner_and_attribute(module: nn.Module, name: str) -> tuple[nn.Module, str]:
     """Return the object and its attribute that computes a stage."""
     is_method = name in getattr(module, "first_stages", {})
     return (module, name) if is_method else (module.get_submodule(name), "forward")
@@ -147,7 +149,7 @@ def _tensor_names(module: nn.Module, stage: str, parameters_only: bool = False) 
             yield name
 
 
-class _StageComputedError(Exception):
+class _StopForwardError(Exception):
     """Ends a forward pass whose remaining layers are not needed."""
 
 
@@ -172,23 +174,23 @@ class _StageCall(TorchFunctionMode):
         self.x, self.ends, self.calls, self.only_user, self.reads_metadata = x, ends, 0, True, False
         self.output = x
         self._inside = False
-        self._owner, self._attribute = _place(module, stage)
+        self._owner, self._attribute = _stage_owner_and_attribute(module, stage)
         self._compute = getattr(self._owner, self._attribute)
 
     @contextlib.contextmanager
-    def watching(self) -> Iterator[None]:
+    def record_calls(self) -> Iterator[None]:
         """Within the block, calls of the stage and uses of the input are recorded."""
         own_value = vars(self._owner).get(self._attribute)
-        setattr(self._owner, self._attribute, self._called)
+        setattr(self._owner, self._attribute, self._watched_call)
         try:
-            with self, contextlib.suppress(_StageComputedError):
+            with self, contextlib.suppress(_StopForwardError):
                 yield
         finally:
             delattr(self._owner, self._attribute)
             if own_value is not None:
                 setattr(self._owner, self._attribute, own_value)
 
-    def _called(self, *arguments: Any, **keywords: Any) -> Tensor:
+    def _watched_call(self, *arguments: Any, **keywords: Any) -> Tensor:
         further_arguments = tree_leaves((arguments[1:], keywords))
         if not arguments or arguments[0] is not self.x or any(map(_is_trained, further_arguments)):
             self.only_user = False
@@ -196,7 +198,7 @@ class _StageCall(TorchFunctionMode):
         self.output = self._compute(*arguments, **keywords)
         self._inside = False
         if self.ends:
-            raise _StageComputedError
+            raise _StopForwardError
         return self.output
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -210,23 +212,23 @@ def _is_trained(value: Any) -> bool:
     return isinstance(value, Tensor) and value.requires_grad
 
 
-def _stage_call(module: nn.Module, stage: str, x: Tensor, ends: bool = False) -> _StageCall:
+def _record_stage_call(module: nn.Module, stage: str, x: Tensor, ends: bool = False) -> _StageCall:
     call = _StageCall(module, stage, x, ends)
-    with torch.set_grad_enabled(not ends), call.watching():
+    with torch.set_grad_enabled(not ends), call.record_calls():
         module(x)
     return call
 
 
 def _stage_output(modules: Modules, name: str, x: Tensor) -> Tensor | None:
     """Return the output of a stage for the inputs; None if it depends on more than each sample."""
-    owner = _place(modules[0], name)[0]
+    owner = _stage_owner_and_attribute(modules[0], name)[0]
     if owner._forward_hooks or owner._forward_pre_hooks or isinstance(owner, torch.jit.ScriptModule):
         return None
     outputs: list[Tensor] = []
     with streams.preserve_rng_states():
         for seed, module in enumerate(modules):
             streams.reseed_global_generators(seed)
-            call = _stage_call(module, name, x)
+            call = _record_stage_call(module, name, x)
             output = call.output
             if call.calls != 1 or not call.only_user or not isinstance(output, Tensor) or output.requires_grad:
                 return None
@@ -235,7 +237,7 @@ def _stage_output(modules: Modules, name: str, x: Tensor) -> Tensor | None:
             if call.reads_metadata and (output.shape, output.dtype) != (x.shape, x.dtype):
                 return None
             outputs.append(output.detach())
-        of_first_sample = _stage_call(modules[0], name, x[:1], ends=True).output
+        of_first_sample = _record_stage_call(modules[0], name, x[:1], ends=True).output
     first_output, moved_output, evaluated_output = outputs
     tolerance = DOUBLE_TOLERANCE if first_output.dtype == torch.float64 else PROBE_TOLERANCE
     depends_on_sample_alone = (
@@ -246,7 +248,7 @@ def _stage_output(modules: Modules, name: str, x: Tensor) -> Tensor | None:
     return first_output if depends_on_sample_alone else None
 
 
-def _other_parameters(module: nn.Module) -> nn.Module:
+def _perturbed_copy(module: nn.Module) -> nn.Module:
     """Return a copy of the module with other trained parameters."""
     module_copy = copy_module(module)
     for parameter in module_copy.parameters():

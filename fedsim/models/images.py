@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from fedsim.core import checks
-from fedsim.core.constraints import Count, Fraction, OneOf, validated
+from fedsim.core.constraints import Count, Fraction, OneOf, validate_arguments
 from fedsim.core.errors import ConfigError
 from fedsim.core.torchvision_import import import_torchvision
 from fedsim.models.attention import attention_blocks
@@ -17,7 +17,7 @@ NORM_KINDS = ("batch", "group", "none")
 GROUP_NORM_GROUPS = 2  # of a group normalisation (Hsieh et al., ICML 2020, §5)
 
 
-@validated
+@validate_arguments
 class LeafCNN(nn.Module):
     """LEAF's network for FEMNIST (Caldas et al., 2018): two 5×5 convolutions with pooling, a layer of 2048.
 
@@ -47,7 +47,7 @@ class LeafCNN(nn.Module):
         return self.layers(x)
 
 
-@validated
+@validate_arguments
 class ViT(nn.Module):
     """A small vision transformer (Dosovitskiy et al., ICLR 2021): patches, a class token, blocks of attention.
 
@@ -88,7 +88,7 @@ class ViT(nn.Module):
         return self.head(self.norm(self.blocks(self.embed(x))[:, 0]))
 
 
-@validated
+@validate_arguments
 def from_torchvision(
     name: str,
     classes: int,

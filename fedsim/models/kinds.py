@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import nn
 
-from fedsim.core.targets import TargetKind
+from fedsim.core.targets import ComponentKind
 from fedsim.core.torchvision_import import import_torchvision
 from fedsim.models.images import from_torchvision
 
@@ -28,22 +28,22 @@ def _builds_model(candidate: Any) -> bool:
     return any(models.get_model_builder(name) is candidate for name in models.list_models())
 
 
-def _is_loss(candidate: Any) -> bool:
+def _is_known_loss(candidate: Any) -> bool:
     return candidate.__name__ in FUNCTIONAL_LOSSES or candidate.__module__ == "fedsim.models.losses"
 
 
-MODEL_KIND = TargetKind(
+MODEL_KIND = ComponentKind(
     "an nn.Module",
     (nn.Module,),
     modules=("torch.nn", "torchvision.models", "torchvision.ops", "timm.models", "timm.layers", "fedsim.models"),
     is_builder_function=_builds_model,
 )
-LOSS_KIND = TargetKind(
+LOSS_KIND = ComponentKind(
     "a loss",
     required_methods=("__call__",),
     modules=("torch.nn.functional", "torch.nn.modules.loss", "torchvision.ops.focal_loss", "fedsim.models.losses"),
     reexporting_modules=("torch.nn", "torchvision.ops"),
-    is_builder_function=_is_loss,
+    is_builder_function=_is_known_loss,
     built_in_bases=(nn.modules.loss._Loss,),
     allows_instances=True,
 )

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedsim.core.constraints import Count, Positive, validated
+from fedsim.core.constraints import Count, Positive, validate_arguments
 from fedsim.core.errors import ConfigError
 from fedsim.models.dense import MLP
 
@@ -104,7 +104,7 @@ def add_adapters(
     return module
 
 
-@validated
+@validate_arguments
 class LoRAMLP(nn.Module):
     """A multi-layer perceptron that is frozen at its random start, with an adapter at each linear layer, [B, *shape] →
     [B, classes]. To adapt a pre-trained module of one's own, see `add_adapters`.

@@ -31,15 +31,15 @@ def cross_entropy(output: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
     return (losses * label_mask).flatten(1).sum(1) / label_mask.flatten(1).sum(1).clamp(min=1)
 
 
-def _fused_cross_entropy(output: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
+def _torch_cross_entropy(output: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
     """`cross_entropy` in torch's own two kernels, forward and back."""
     has_class_labels = batch["y"].dim() == 1 and output.dim() == 2 and MARGIN_NAME not in batch
     return F.cross_entropy(output, batch["y"], reduction="none") if has_class_labels else cross_entropy(output, batch)
 
 
-def without_vmap(loss: LossFunction) -> LossFunction:
+def fused_loss(loss: LossFunction) -> LossFunction:
     """Return the same loss with fewer kernels, for use without vmap."""
-    return _fused_cross_entropy if loss is cross_entropy else loss
+    return _torch_cross_entropy if loss is cross_entropy else loss
 
 
 def multi_label(output: Tensor, batch: Mapping[str, Tensor]) -> Tensor:

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from fedsim.core.columns import ParameterPartition
-from fedsim.models.copying import tensor_of
+from fedsim.models.copying import get_named_tensor
 
 
 @dataclass
-class Naming:
+class StateDictLayout:
     """The entries of a module's `state_dict`, and where each is in a row.
 
     Attributes:
@@ -44,11 +44,11 @@ class Naming:
         statistics: Mapping[str, torch.Size],
         kinds: Mapping[str, torch.dtype],
         private_parameters: set[str],
-    ) -> Naming:
+    ) -> StateDictLayout:
         """Build the naming of a module whose rows have these columns."""
         entries = {name: value for name, value in module.state_dict(keep_vars=True).items() if torch.is_tensor(value)}
-        names_by_id = {id(tensor_of(module, name)): name for name in shapes}
-        names_by_id |= {id(tensor_of(module, name)): name for name in statistics}
+        names_by_id = {id(get_named_tensor(module, name)): name for name in shapes}
+        names_by_id |= {id(get_named_tensor(module, name)): name for name in statistics}
         first_name_by_storage: dict[str, str] = {}
         for name, value in entries.items():
             first_name_by_storage[name] = names_by_id.setdefault(id(value), name)
@@ -88,7 +88,7 @@ class Naming:
         return asdict(self) | {"constants": sorted(self.constants)}
 
     @classmethod
-    def from_json(cls, content: Mapping[str, Any], constants: Mapping[str, Tensor]) -> Naming:
+    def from_json(cls, content: Mapping[str, Any], constants: Mapping[str, Tensor]) -> StateDictLayout:
         """Return the naming from the result of `as_json`; `constants` holds the values.
 
         Raises:

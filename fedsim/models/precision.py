@@ -44,7 +44,7 @@ def tensor_cores(precision: str) -> Iterator[None]:
 
 
 @functools.cache
-def bfloat16_units(cpuinfo: Path = Path("/proc/cpuinfo")) -> tuple[str, ...] | None:
+def bfloat16_cpu_flags(cpuinfo: Path = Path("/proc/cpuinfo")) -> tuple[str, ...] | None:
     """Return the processor's units for products in bfloat16; None if the system does not say."""
     try:
         lines = cpuinfo.read_text().splitlines()
@@ -59,5 +59,5 @@ def bfloat16_units(cpuinfo: Path = Path("/proc/cpuinfo")) -> tuple[str, ...] | N
 
 def bfloat16_units_text() -> str:
     """Describe the processor's bfloat16 units in words."""
-    units = bfloat16_units()
+    units = bfloat16_cpu_flags()
     return "unknown" if units is None else ", ".join(units) or f"none of {', '.join(BF16_CPU_FLAGS)}"

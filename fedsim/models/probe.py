@@ -22,11 +22,11 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from fedsim.core import streams
 from fedsim.core.errors import ConfigError, first_message_line
-from fedsim.core.snapshot import Node, differing_paths, snapshot
+from fedsim.core.snapshot import SnapshotNode, differing_paths, snapshot
 from fedsim.models.calling import ModuleCaller, refuse_random_evaluation
-from fedsim.models.copying import copy_module, put_tensors, refuse_parameter_hooks, storage_of, tensor_of
+from fedsim.models.copying import copy_module, get_named_tensor, refuse_parameter_hooks, set_module_tensors, storage_key
 from fedsim.models.randomness import KeyedRandomness
-from fedsim.models.writes import DataAssignments, WriteRecorder
+from fedsim.models.writes import DataAssignmentCounter, WriteRecorder
 
 PROBE_KEY = 0x5EED
 PROBE_TOLERANCE = 1e-4  # between two computations of the same number, relative to the largest
@@ -61,7 +61,7 @@ class ForwardTraits:
     evaluation_isolated: str | None = None
 
 
-def probe(module: nn.Module, x: Any, call: ModuleCaller | None = None) -> ForwardTraits:
+def probe_forward_traits(module: nn.Module, x: Any, call: ModuleCaller | None = None) -> ForwardTraits:
     """Probe the module in training and in evaluation.
 
     Args:
@@ -75,28 +75,28 @@ def probe(module: nn.Module, x: Any, call: ModuleCaller | None = None) -> Forwar
     traits, call = ForwardTraits(), call or ModuleCaller()
     refuse_parameter_hooks(module)
     with torch.no_grad(), streams.preserve_rng_states(), name_forward_errors(module):
-        _probe_training(call, module, x, traits)
-        _probe_evaluation(call, module, x, traits)
+        _probe_training_forward(call, module, x, traits)
+        _probe_evaluation_mode(call, module, x, traits)
     return traits
 
 
-def _probe_training(call: ModuleCaller, module: nn.Module, x: Any, traits: ForwardTraits) -> None:
+def _probe_training_forward(call: ModuleCaller, module: nn.Module, x: Any, traits: ForwardTraits) -> None:
     """Determine the traits of forward passes in training."""
     pair = _first_samples(x, 2)
     training = copy_module(module).train()
     layer_classes_before = snapshot(_layer_classes(training))
-    first_output, random_calls = _watched_output(call, training, pair)
+    first_output, random_calls = _output_and_random_calls(call, training, pair)
     traits.random = random_calls > 0
     traits.statistics = _changed_buffers(call, module, pair, training, first_output, layer_classes_before)
-    larger_inputs = _larger_inputs(call, module, x)
+    larger_inputs = _probe_inputs(call, module, x)
     writes = _record_writes(call, module, larger_inputs)
     _refuse_state_outside(training, layer_classes_before)  # which inputs of other kinds may change alone
     traits.assigns_data = writes.assigns
     moving_names = {*traits.statistics, *writes.buffers}
     traits.statistics = [name for name, _ in module.named_buffers() if name in moving_names]
     traits.statistics += [name for name, _ in module.named_parameters() if name in writes.frozen_names]
-    traits.isolation_reason = _hidden_state_reason(call, module, larger_inputs, traits.statistics)
-    traits.min_batch = _min_batch(call, module, pair)
+    traits.isolation_reason = _fresh_copy_reason(call, module, larger_inputs, traits.statistics)
+    traits.min_batch = _min_trainable_batch_size(call, module, pair)
     traits.mixes_samples = traits.min_batch > 1 or _mixes_samples(
         call, lambda: copy_module(module).train(), first_output, larger_inputs, pair
     )
@@ -108,7 +108,7 @@ def _changed_buffers(
     pair: Any,
     training: nn.Module,
     first_output: Any,
-    layer_classes_before: Node,
+    layer_classes_before: SnapshotNode,
 ) -> list[str]:
     """Return the names of the buffers that a pass in training changes; `training` has done the pass with this first
     output.
@@ -119,13 +119,13 @@ def _changed_buffers(
     buffers_before = {name: value.clone() for name, value in training.named_buffers()}
     second_copy = copy_module(module).train()
     streams.reseed_global_generators(1)
-    repeated_output = output_of(call, second_copy, pair)
+    repeated_output = module_output(call, second_copy, pair)
     _refuse_state_outside(training, layer_classes_before)  # a module of torch.fx has a class of its own
     if not same_output(first_output, repeated_output):
         _refuse_unkeyed(call, module, pair)
     second_buffers = {name: value.clone() for name, value in second_copy.named_buffers()}
     moved_module = _copy_with_other_parameters(module)  # a module that has converged on its inputs changes again
-    output_of(call, moved_module, pair)
+    module_output(call, moved_module, pair)
     buffers_after = dict(moved_module.named_buffers())
     changed_names = [
         n
@@ -138,19 +138,19 @@ def _changed_buffers(
     return changed_names
 
 
-def _probe_evaluation(call: ModuleCaller, module: nn.Module, x: Any, traits: ForwardTraits) -> None:
+def _probe_evaluation_mode(call: ModuleCaller, module: nn.Module, x: Any, traits: ForwardTraits) -> None:
     """Determine the traits of forward passes in evaluation."""
     pair = _first_samples(x, 2)
     evaluation = copy_module(module).eval()
-    evaluation_output, _ = _watched_output(call, evaluation, pair, "evaluation")
+    evaluation_output, _ = _output_and_random_calls(call, evaluation, pair, "evaluation")
     streams.reseed_global_generators(2)
-    if not same_output(evaluation_output, output_of(call, copy_module(module).eval(), pair)):
+    if not same_output(evaluation_output, module_output(call, copy_module(module).eval(), pair)):
         raise ConfigError(
             f"model: {type(module).__name__} gives another output in evaluation each time it is called; it must be "
             "a function of its input, its parameters and its buffers"
         )
-    larger_inputs = _larger_inputs(call, evaluation, x)
-    traits.evaluation_isolated = _hidden_state_reason(call, module, larger_inputs, [], training=False)
+    larger_inputs = _probe_inputs(call, evaluation, x)
+    traits.evaluation_isolated = _fresh_copy_reason(call, module, larger_inputs, [], training=False)
     traits.evaluation_mixes_samples = _mixes_samples(call, lambda: evaluation, evaluation_output, larger_inputs, pair)
 
 
@@ -160,8 +160,10 @@ def _mixes_samples(
     """Return whether a sample's output depends on the other samples of its batch, or on their number."""
     return (
         _depends_on_others(call, make_module(), pair_output, pair)
-        or any(_depends_on_others(call, make_module(), output_of(call, make_module(), y), y) for y in larger_inputs[1:])
-        or _depends_on_size(call, make_module, larger_inputs)
+        or any(
+            _depends_on_others(call, make_module(), module_output(call, make_module(), y), y) for y in larger_inputs[1:]
+        )
+        or _depends_on_batch_size(call, make_module, larger_inputs)
     )
 
 
@@ -187,24 +189,24 @@ def _num_samples(x: Any) -> int:
     return len(tree_leaves(x)[0])
 
 
-def _larger_inputs(call: ModuleCaller, module: nn.Module, x: Any) -> list[Any]:
+def _probe_inputs(call: ModuleCaller, module: nn.Module, x: Any) -> list[Any]:
     """Return the first two samples and, if the module takes them and there are enough, more of them."""
     pair, larger_batch = _first_samples(x, 2), _first_samples(x, LARGER_BATCH_SIZE)
     if _num_samples(larger_batch) == 2:
         return [pair]
     module_copy = copy_module(module)
     try:
-        output_of(call, module_copy if not module.training else module_copy.train(), larger_batch)
+        module_output(call, module_copy if not module.training else module_copy.train(), larger_batch)
     except Exception:  # whatever the reason, the pair passes; batches of the run are tried later
         return [pair]
     return [pair, larger_batch]
 
 
-def _depends_on_size(call: ModuleCaller, module: Callable[[], nn.Module], batches: list[Any]) -> bool:
+def _depends_on_batch_size(call: ModuleCaller, module: Callable[[], nn.Module], batches: list[Any]) -> bool:
     """Return whether a sample's output changes with the number of samples in the batch."""
     if len(batches) < 2:
         return False
-    pair_output, larger_output = (output_of(call, module(), batch) for batch in batches)
+    pair_output, larger_output = (module_output(call, module(), batch) for batch in batches)
     return not same_output(pair_output, _first_samples(larger_output, 2), PROBE_TOLERANCE)
 
 
@@ -233,7 +235,7 @@ def _record_writes(call: ModuleCaller, module: nn.Module, batches: list[Any]) ->
                 _watch_pass(
                     call,
                     module_copy,
-                    x if number < len(batches) else _varied_inputs(x, number),
+                    x if number < len(batches) else _perturbed_inputs(x, number),
                     training,
                     writes,
                     number,
@@ -246,13 +248,13 @@ def _watch_pass(
 ) -> None:
     """Add what one pass writes; the module may refuse inputs of another kind."""
     parameters = dict(module.named_parameters())
-    storages = {name: storage_of(value) for name, value in parameters.items()}
+    storages = {name: storage_key(value) for name, value in parameters.items()}
     values = {name: value.detach().clone() for name, value in parameters.items()}
     buffers = {name: value.clone() for name, value in module.named_buffers()}
     streams_before = streams.global_rng_state()
-    with WriteRecorder(parameters) as recorder, DataAssignments() as data_assignments:
+    with WriteRecorder(parameters) as recorder, DataAssignmentCounter() as data_assignments:
         try:
-            output_of(call, module, x)
+            module_output(call, module, x)
         except ConfigError:
             raise
         except Exception:
@@ -270,7 +272,7 @@ def _watch_pass(
     for name, value in parameters_after.items():
         if name not in storages:
             continue  # from a kind of input that the run may never use
-        has_changed = storage_of(value) != storages[name] or not _tensors_identical(value.detach(), values[name])
+        has_changed = storage_key(value) != storages[name] or not _tensors_identical(value.detach(), values[name])
         if name not in recorder.written_names and not has_changed:
             continue
         if value.requires_grad or not training:
@@ -291,7 +293,7 @@ def _refuse_new_parameters(module: nn.Module, new_parameters: Set[str]) -> None:
         )
 
 
-def _refuse_state_outside(module: nn.Module, snapshot_before: Node) -> None:
+def _refuse_state_outside(module: nn.Module, snapshot_before: SnapshotNode) -> None:
     """Refuse changes of a pass outside of the module since the snapshot `snapshot_before`."""
     changed_paths = differing_paths(snapshot_before, snapshot(_layer_classes(module)))
     if changed_paths:
@@ -303,7 +305,7 @@ def _refuse_state_outside(module: nn.Module, snapshot_before: Node) -> None:
 
 
 @contextlib.contextmanager
-def state_outside_refused(module: nn.Module) -> Iterator[None]:
+def refuse_outside_changes(module: nn.Module) -> Iterator[None]:
     """Within the block, passes that change anything outside of the module are refused.
 
     Raises:
@@ -322,7 +324,7 @@ def _tensors_identical(first_output: Tensor, second_output: Tensor) -> bool:
     )
 
 
-def _varied_inputs(x: Any, number: int) -> Any:
+def _perturbed_inputs(x: Any, number: int) -> Any:
     """Return inputs of another kind: larger, smaller, of the opposite sign, shifted. Integers are unchanged."""
     scale, shift = ((3.0, 1.0), (-1.0, 0.0), (0.1, 0.0), (1.0, -2.0))[number % 4]
     return tree_map(lambda value: scale * value + shift if value.is_floating_point() else value, x)
@@ -348,29 +350,29 @@ def difference_reason(attempt: Callable[[], Any], expected: Callable[[], Any]) -
     return None if same_output(right, attempted, PROBE_TOLERANCE) else DIFFERENT_NUMBERS_REASON
 
 
-def vmapped_second_result(function: Callable[..., Tensor], *arguments: Any) -> Tensor:
+def second_row_vmap_result(function: Callable[..., Tensor], *arguments: Any) -> Tensor:
     """Return the result of the vmapped function for its arguments as the second of two equal rows."""
     return vmap(function)(*tree_map(lambda value: torch.stack([value, value]), arguments))[1]
 
 
-def output_of(call: ModuleCaller, module: nn.Module, x: Any, tensors: dict[str, Tensor] | None = None) -> Any:
+def module_output(call: ModuleCaller, module: nn.Module, x: Any, tensors: dict[str, Tensor] | None = None) -> Any:
     """Return the module's output, with keyed random calls in training; `tensors` replace parameters and buffers."""
-    with KeyedRandomness(_probe_key_on_device(x)) if module.training else contextlib.nullcontext():
-        return call(module, x) if tensors is None else call.functional(module, tensors, x)
+    with KeyedRandomness(_probe_key(x)) if module.training else contextlib.nullcontext():
+        return call(module, x) if tensors is None else call.functional_call(module, tensors, x)
 
 
-def _probe_key_on_device(x: Any) -> Tensor:
+def _probe_key(x: Any) -> Tensor:
     """Return the key of a client, on the device of x."""
     return torch.tensor(PROBE_KEY, device=tree_leaves(x)[0].device)
 
 
-def _watched_output(call: ModuleCaller, module: nn.Module, x: Any, mode: str = "training") -> tuple[Any, int]:
+def _output_and_random_calls(call: ModuleCaller, module: nn.Module, x: Any, mode: str = "training") -> tuple[Any, int]:
     """Return the output of a pass that must leave inputs and random streams unchanged, and whether it made random
     calls."""
     input_copy = tree_map(lambda value: value.clone(), x)
     before_it = streams.global_rng_state()
     parameters = dict(module.named_parameters()).keys()
-    with KeyedRandomness(_probe_key_on_device(x)) as keyed_randomness:
+    with KeyedRandomness(_probe_key(x)) as keyed_randomness:
         buffers = {name: value.clone() for name, value in module.named_buffers()}
         output = call(module, x)
     _refuse_new_parameters(module, parameters ^ dict(module.named_parameters()).keys())
@@ -401,10 +403,10 @@ def _refuse_unkeyed(call: ModuleCaller, module: nn.Module, x: Any) -> None:
     for number, record in enumerate(outputs):
         module_copy = copy_module(module).train()
         for name, layer in module_copy.named_modules():
-            layer.register_forward_hook(_record_outputs(record, name, order))
+            layer.register_forward_hook(_make_recording_hook(record, name, order))
         streams.reseed_global_generators(number)
         with contextlib.suppress(ConfigError):
-            output_of(call, module_copy, x)
+            module_output(call, module_copy, x)
     layers = dict(module.named_modules())
     unkeyed_layer = next(
         (n for n in order if n in outputs[1] and not same_output(outputs[0].get(n), outputs[1][n])), ""
@@ -425,7 +427,7 @@ def _layer_text(name: str, layers: dict[str, nn.Module]) -> str:
     return f"layer {name!r} ({kind})" if name else kind
 
 
-def _record_outputs(record: dict[str, Any], name: str, order: list[str]) -> Callable[..., None]:
+def _make_recording_hook(record: dict[str, Any], name: str, order: list[str]) -> Callable[..., None]:
     def hook(_module: nn.Module, _inputs: Any, output: Any) -> None:
         record[name] = output
         order.append(name)
@@ -433,7 +435,7 @@ def _record_outputs(record: dict[str, Any], name: str, order: list[str]) -> Call
     return hook
 
 
-def _hidden_state_reason(
+def _fresh_copy_reason(
     call: ModuleCaller, module: nn.Module, batches: list[Any], statistics: list[str], training: bool = True
 ) -> str | None:
     """Return why each client needs a new copy of the module: state in attributes that accumulates from pass to pass.
@@ -445,15 +447,18 @@ def _hidden_state_reason(
         ConfigError: what is kept changes results, or lies outside of the module, where copies share it.
     """
     reused_module = copy_module(module).train(training)
-    initial_state, layer_classes_before = snapshot(_attributes(reused_module)), snapshot(_layer_classes(reused_module))
+    initial_state, layer_classes_before = (
+        snapshot(_layer_attributes(reused_module)),
+        snapshot(_layer_classes(reused_module)),
+    )
     for number in range(NUM_PROBE_PASSES):
-        output_of(call, reused_module, batches[number % len(batches)])
-    final_statistics = {name: tensor_of(reused_module, name).detach().clone() for name in statistics}
-    output_of(call, reused_module, batches[(NUM_PROBE_PASSES - 1) % len(batches)])
-    first_state = snapshot(_attributes(reused_module))
-    put_tensors(reused_module, {name: value.clone() for name, value in final_statistics.items()})
-    output_of(call, reused_module, batches[(NUM_PROBE_PASSES - 1) % len(batches)])
-    second_state = snapshot(_attributes(reused_module))
+        module_output(call, reused_module, batches[number % len(batches)])
+    final_statistics = {name: get_named_tensor(reused_module, name).detach().clone() for name in statistics}
+    module_output(call, reused_module, batches[(NUM_PROBE_PASSES - 1) % len(batches)])
+    first_state = snapshot(_layer_attributes(reused_module))
+    set_module_tensors(reused_module, {name: value.clone() for name, value in final_statistics.items()})
+    module_output(call, reused_module, batches[(NUM_PROBE_PASSES - 1) % len(batches)])
+    second_state = snapshot(_layer_attributes(reused_module))
     _refuse_state_outside(reused_module, layer_classes_before)
     changed_paths = differing_paths(initial_state, second_state)
     if not changed_paths:
@@ -461,17 +466,22 @@ def _hidden_state_reason(
     for number in range(NUM_PROBE_PASSES):
         batch = batches[number % len(batches)]
         fresh_module = copy_module(module).train(training)
-        current_statistics = {name: tensor_of(reused_module, name).detach().clone() for name in statistics}
-        put_tensors(fresh_module, current_statistics)
-        if not same_output(output_of(call, reused_module, batch), output_of(call, fresh_module, batch)) or any(
-            not same_output(tensor_of(reused_module, name), tensor_of(fresh_module, name)) for name in statistics
+        current_statistics = {name: get_named_tensor(reused_module, name).detach().clone() for name in statistics}
+        set_module_tensors(fresh_module, current_statistics)
+        if not same_output(module_output(call, reused_module, batch), module_output(call, fresh_module, batch)) or any(
+            not same_output(get_named_tensor(reused_module, name), get_named_tensor(fresh_module, name))
+            for name in statistics
         ):
             _refuse_state(module, changed_paths[0])
     if training:
         reused_module.eval()
         fresh_module = copy_module(module).eval()
-        put_tensors(fresh_module, {name: tensor_of(reused_module, name).detach().clone() for name in statistics})
-        if not same_output(output_of(call, reused_module, batches[0]), output_of(call, fresh_module, batches[0])):
+        set_module_tensors(
+            fresh_module, {name: get_named_tensor(reused_module, name).detach().clone() for name in statistics}
+        )
+        if not same_output(
+            module_output(call, reused_module, batches[0]), module_output(call, fresh_module, batches[0])
+        ):
             _refuse_state(module, changed_paths[0])
     accumulated = differing_paths(first_state, second_state)
     if not accumulated:
@@ -490,12 +500,12 @@ def _refuse_state(module: nn.Module, attribute: str) -> None:
 
 
 def _layer_and_attribute(path: str) -> tuple[str, str]:
-    """Return the name of a layer and of its attribute, from a path in a snapshot of `_attributes`."""
+    """Return the name of a layer and of its attribute, from a path in a snapshot of `_layer_attributes`."""
     match = re.match(r"""\[(['"])(.*?)\|(.*?)\1\](.*)""", path, re.DOTALL)
     return (match[2], match[3] + match[4]) if match else ("", path)
 
 
-def _attributes(module: nn.Module) -> dict[str, Any]:
+def _layer_attributes(module: nn.Module) -> dict[str, Any]:
     """Return the plain attributes of all layers, private ones included."""
     return {
         f"{name}|{attribute}": value
@@ -514,10 +524,10 @@ def _layer_classes(module: nn.Module) -> list[type]:
     return sorted({type(layer) for layer in module.modules()}, key=repr)
 
 
-def _min_batch(call: ModuleCaller, module: nn.Module, x: Any) -> int:
+def _min_trainable_batch_size(call: ModuleCaller, module: nn.Module, x: Any) -> int:
     """Return the size of the smallest batch that the module trains on: some normalisations refuse a single sample."""
     try:
-        output_of(call, copy_module(module).train(), tree_map(lambda value: value[:1], x))
+        module_output(call, copy_module(module).train(), tree_map(lambda value: value[:1], x))
     except Exception:  # some normalisations raise an error for it
         return 2
     return 1
@@ -525,11 +535,11 @@ def _min_batch(call: ModuleCaller, module: nn.Module, x: Any) -> int:
 
 def _depends_on_others(call: ModuleCaller, module: nn.Module, output: Any, x: Any) -> bool:
     """Return whether the first sample's output changes with the other samples."""
-    other_output = output_of(call, module, tree_map(_replace_other_samples, x))
+    other_output = module_output(call, module, tree_map(_replace_all_but_first, x))
     return not same_output(_first_samples(output, 1), _first_samples(other_output, 1))
 
 
-def _replace_other_samples(x: Tensor) -> Tensor:
+def _replace_all_but_first(x: Tensor) -> Tensor:
     """Return [n, …] with the first input, followed by other inputs of the same kind."""
     if x.dtype == torch.bool:  # inverted, a mask might hide everything, which some layers treat as no mask
         return x[:1].expand_as(x).clone()

@@ -276,7 +276,7 @@ DRAWS = (RANDOM_CALL_HANDLERS.keys() | REFUSED_RANDOM_CALLS) - {
 }  # which draw from a stream
 
 
-class GlobalDraws(TorchFunctionMode):
+class GlobalDrawDetector(TorchFunctionMode):
     """Detects draws from PyTorch's global stream, even if the stream is restored afterwards.
 
     Attributes:

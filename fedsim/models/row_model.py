@@ -20,36 +20,36 @@ from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_map
 
 from fedsim.core import rng, streams
-from fedsim.core.column_names import ColumnNames
+from fedsim.core.column_names import ColumnsByName
 from fedsim.core.columns import ParameterPartition
 from fedsim.core.errors import ConfigError, first_message_line
 from fedsim.models.calling import Inputs, ModuleCaller, cast_output, tied_names
-from fedsim.models.copying import copy_module, refuse_parameter_hooks, tensor_of
+from fedsim.models.copying import copy_module, get_named_tensor, refuse_parameter_hooks
 from fedsim.models.dropout import key_dropouts
 from fedsim.models.features import FeatureLayer
 from fedsim.models.frozen_prefix import FrozenPrefix
 from fedsim.models.losses import LOSSES, UNLABELLED_LOSSES, LossFunction, weighted_mean
-from fedsim.models.naming import Naming, named_views
+from fedsim.models.naming import StateDictLayout, named_views
 from fedsim.models.precision import check_precision
 from fedsim.models.probe import (
     DIFFERENT_NUMBERS_REASON,
     ForwardTraits,
     difference_reason,
     name_forward_errors,
-    probe,
-    vmapped_second_result,
+    probe_forward_traits,
+    second_row_vmap_result,
 )
 from fedsim.models.randomness import KeyedRandomness
 from fedsim.models.selectors import Selector
 from fedsim.models.substitution import (
-    SharedMemory,
-    check_substitution,
+    SharedTensorPair,
+    check_parameter_substitution,
+    overlapping_tensors,
     refuse_complex,
     refuse_shared_memory,
-    shared_memory,
 )
-from fedsim.models.user_loss import UserLoss, loss_in_dtype, resolve_loss
-from fedsim.models.writes import WriteGuard
+from fedsim.models.user_loss import UserLoss, cast_loss, resolve_user_loss
+from fedsim.models.writes import TensorWriteGuard
 
 ASKED_AGAIN = 5  # number of times that a selector is asked for its names
 TRUSTED_PACKAGES = ("fedsim", "torchvision")  # packages whose modules are checked by the tests and not in each run
@@ -71,7 +71,7 @@ def _scores_classes(output: Any, y: Tensor | None, classes: int | None) -> bool:
     return output.shape == (*y.shape, classes) or (classes == 2 and output.shape == (*y.shape, 1))
 
 
-def _classes_may_be_second(output: Any, y: Tensor | None, classes: int | None) -> bool:
+def _has_class_dim_second(output: Any, y: Tensor | None, classes: int | None) -> bool:
     """Return whether outputs may be [B, C, …] for labels of positions [B, …], as convolutions give them."""
     if not isinstance(output, Tensor) or y is None or y.is_floating_point() or y.dim() < 2:
         return False
@@ -82,7 +82,7 @@ def _are_classes_second(loss: LossFunction, output: Any, batch: Mapping[str, Ten
     """Return whether classes are in the second dimension. If there are as many classes as positions, it is the
     dimension in which a larger score of the label lowers the user's loss more."""
     y = batch.get("y")
-    if not _classes_may_be_second(output, y, classes):
+    if not _has_class_dim_second(output, y, classes):
         return False
     if not _scores_classes(output, y, classes):
         return True
@@ -97,7 +97,7 @@ def _are_classes_second(loss: LossFunction, output: Any, batch: Mapping[str, Ten
     return bool(gradient.gather(1, labels[:, None]).sum() < gradient.gather(-1, labels[..., None]).sum())
 
 
-class RowModel:
+class StatelessModel:
     """Wraps the constructor of a module; the module itself stays stateless.
 
     Args:
@@ -150,9 +150,9 @@ class RowModel:
         self._build = (lambda: copy_module(build)) if isinstance(build, nn.Module) else build
         self._given_module = build if isinstance(build, nn.Module) else None
         self._original_module: nn.Module | None = None  # the template is a copy of it, until `check`
-        self._shared_memory: list[SharedMemory] = []
+        self._shared_memory: list[SharedTensorPair] = []
         self._two_samples, self.call = pair, ModuleCaller(output, tuple(sorted((pair or {}).keys() - {"x", "y"})))
-        template = self._template()
+        template = self._make_template_module()
         self.dropout_keys = key_dropouts(template)
         self.call.aliases = tied_names(template)
         self.training_module = template.train()
@@ -177,10 +177,10 @@ class RowModel:
         self.tensor_output = True
         if not self.trained:
             raise ConfigError("model: the module has no trainable parameters")
-        self.columns = self._columns()
+        self.columns = self._column_partition()
         self.convolutional = any(isinstance(m, nn.modules.conv._ConvNd) for m in template.modules())
 
-    def _template(self) -> nn.Module:
+    def _make_template_module(self) -> nn.Module:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)  # frozen parameters and random buffers come from the template
             try:
@@ -193,7 +193,7 @@ class RowModel:
         trained = [name for name, parameter in template.named_parameters() if parameter.requires_grad]
         refuse_complex(template, trained)
         self._shared_memory, self._original_module = (
-            shared_memory(self._given_module or template),
+            overlapping_tensors(self._given_module or template),
             self._given_module or template,
         )
         # A copy, since what `build` returns may share layers with the user's other modules.
@@ -240,54 +240,56 @@ class RowModel:
                 torch.manual_seed(int(rng.generator(seed, rng.Purpose.MODEL).integers(2**63)))
                 module = self._build_module()
             flat_tensors = [p.detach().reshape(-1) for p in module.parameters() if p.requires_grad]
-            flat_tensors += [tensor_of(module, name).detach().reshape(-1).to(self.dtype) for name in self.statistics]
+            flat_tensors += [
+                get_named_tensor(module, name).detach().reshape(-1).to(self.dtype) for name in self.statistics
+            ]
             rows[seed] = torch.cat([tensor.to(self.device, self.dtype) for tensor in flat_tensors])
         return torch.stack([rows[seed] for seed in seeds])
 
-    def to_double_precision(self) -> RowModel:
+    def to_double_precision(self) -> StatelessModel:
         """The same model in double precision."""
         if self.dtype == torch.float64:
             return self
-        loss = loss_in_dtype(self.loss, self.device, torch.float64) if isinstance(self.loss, UserLoss) else self.loss
-        double_model = RowModel(self._build, loss, self.ridge, self.device, torch.float64, pair=self._two_samples)
+        loss = cast_loss(self.loss, self.device, torch.float64) if isinstance(self.loss, UserLoss) else self.loss
+        double_model = StatelessModel(self._build, loss, self.ridge, self.device, torch.float64, pair=self._two_samples)
         double_model.call, double_model.labelled, checked = self.call, self.labelled, self._checked_samples
         double_model.feature_layer = self.feature_layer
         double_model.tensor_output, double_model._scores_second = self.tensor_output, self._scores_second
         double_model._checked_samples = checked and {
             n: v.double() if v.is_floating_point() else v for n, v in checked.items()
         }
-        double_model._take_findings(self.traits)
+        double_model._apply_probe_findings(self.traits)
         return double_model
 
-    def skipping(self, prefix: FrozenPrefix, pair: Mapping[str, Tensor]) -> RowModel:
+    def without_prefix(self, prefix: FrozenPrefix, pair: Mapping[str, Tensor]) -> StatelessModel:
         """Return the same model without its frozen prefix, for the prefix's outputs as inputs; not checked yet.
 
         Args:
             prefix: of the module.
             pair: a batch of some of these inputs.
         """
-        return RowModel(
+        return StatelessModel(
             lambda: prefix.skipped(copy_module(self._build_module())),
             self.loss, self.ridge, self.device, self.dtype, self.precision, pair, self.call.output,
         )  # fmt: skip
 
-    def _take_findings(self, traits: ForwardTraits) -> None:
+    def _apply_probe_findings(self, traits: ForwardTraits) -> None:
         """Apply the probe's findings: statistics become columns."""
         self.traits = traits
-        buffers = {name: tensor_of(self.training_module, name) for name in traits.statistics}
+        buffers = {name: get_named_tensor(self.training_module, name) for name in traits.statistics}
         self.statistics = {name: buffer.shape for name, buffer in buffers.items()}
         self._kinds = {name: buffer.dtype for name, buffer in buffers.items()}
         self.dimension = self.trained + sum(s.numel() for s in self.statistics.values())
-        self.columns = self._columns()
+        self.columns = self._column_partition()
 
-    def _columns(self) -> ParameterPartition:
+    def _column_partition(self) -> ParameterPartition:
         sizes = {name: shape.numel() for name, shape in (self.shapes | self.statistics).items()}
         partition = ParameterPartition.from_sizes(sizes, set(self.statistics), self.private_parameters)
         return ParameterPartition(
             *(indices.to(self.device) for indices in (partition.shared, partition.private, partition.averaged))
         )
 
-    def set_private_parameters(self, selector: Selector) -> None:
+    def choose_private_parameters(self, selector: Selector) -> None:
         """Let a selector choose the private parameters, which stay with the client; after `check`."""
         names = [*self.shapes, *self.statistics]
         private_names = selector.private_parameters(self.training_module, list(names))
@@ -304,19 +306,21 @@ class RowModel:
                         f"{label} returns other names when it is called again; it must always return the same"
                     )
         self.private_parameters = set(private_names)
-        self.columns = self._columns()
+        self.columns = self._column_partition()
         if not len(self.columns.shared):
             raise ConfigError("columns: nothing of the model travels; use strategy=local_only")
 
     @property
-    def column_names(self) -> ColumnNames:
+    def column_names(self) -> ColumnsByName:
         """The columns of each tensor in the rows that strategies see."""
-        return ColumnNames.from_shapes(self.shapes, self.statistics, self.private_parameters, self.received_parameters)
+        return ColumnsByName.from_shapes(
+            self.shapes, self.statistics, self.private_parameters, self.received_parameters
+        )
 
     @property
-    def naming(self) -> Naming:
+    def naming(self) -> StateDictLayout:
         """The names by which a row becomes the module's `state_dict`."""
-        return Naming.from_module(
+        return StateDictLayout.from_module(
             self.evaluation_module, self.shapes, self.statistics, self._kinds, self.private_parameters
         )
 
@@ -324,7 +328,7 @@ class RowModel:
         """Return the named trained parameters of a row [d], as views."""
         return named_views(row, self.shapes)
 
-    def statistics_of(self, row: Tensor) -> dict[str, Tensor]:
+    def unflatten_statistics(self, row: Tensor) -> dict[str, Tensor]:
         """Return the named statistics of a row [d], as copies of the buffers' types."""
         statistics = named_views(row[self.trained :], self.statistics) if self.statistics else {}
         return {
@@ -345,9 +349,9 @@ class RowModel:
         """
         buffers = {name: batch["key"] for name in self.dropout_keys}  # noqa: C420 (there may be neither)
         tensors = parameters | buffers | (statistics or {})
-        with self.training_context(), self.random_context(batch), self._guard:
+        with self.training_context(), self.random_context(batch), self._training_write_guard:
             output = cast_output(
-                self.call.functional(self.training_module, tensors, self.call.inputs(batch)), self.dtype
+                self.call.functional_call(self.training_module, tensors, self.call.inputs(batch)), self.dtype
             )
         for name in statistics or {}:
             statistics[name] = tensors[name]  # type: ignore[index]
@@ -358,15 +362,15 @@ class RowModel:
         return KeyedRandomness(batch["key"]) if self.traits.random else contextlib.nullcontext()
 
     @functools.cached_property
-    def _guard(self) -> contextlib.AbstractContextManager[None]:
-        return self.guard(self.training_module)
+    def _training_write_guard(self) -> contextlib.AbstractContextManager[None]:
+        return self.guard_writes(self.training_module)
 
-    def guard(self, module: nn.Module) -> contextlib.AbstractContextManager[None]:
+    def guard_writes(self, module: nn.Module) -> contextlib.AbstractContextManager[None]:
         """Return the context of a forward pass in training through this copy of the module; built-in modules are
         not watched."""
         if is_built_in(module):
             return contextlib.nullcontext()
-        return WriteGuard(module, self.statistics)
+        return TensorWriteGuard(module, self.statistics)
 
     def training_context(self) -> torch.autocast:
         """Return the context of a forward pass in training; it caches nothing, since threads share that cache."""
@@ -377,7 +381,7 @@ class RowModel:
         module = (
             self.evaluation_module if self.traits.evaluation_isolated is None else copy_module(self.evaluation_module)
         )
-        return self.call.functional(module, self.unflatten(row) | self.statistics_of(row), x)
+        return self.call.functional_call(module, self.unflatten(row) | self.unflatten_statistics(row), x)
 
     def mean_loss(self, output: Any, batch: Mapping[str, Tensor]) -> Tensor:
         """Return a client's mean (or weighted mean) loss [] on a batch; a loss over the batch computes it itself."""
@@ -389,7 +393,7 @@ class RowModel:
         `num_leading_dims` dimensions."""
         return output.movedim(num_leading_dims, -1) if self._scores_second else output
 
-    def client_losses(self, output: Any, batch: Mapping[str, Tensor], weight: Tensor | None = None) -> Tensor:
+    def client_sample_losses(self, output: Any, batch: Mapping[str, Tensor], weight: Tensor | None = None) -> Tensor:
         """Return losses [n, q] of the samples of n clients, given outputs [n, q, …]; `weight` [n, q] is 0 for padding.
 
         Where a loss sees the batch as a whole, each client's samples are a batch of their own, without padding, and a
@@ -432,11 +436,11 @@ class RowModel:
         row, x, y, inputs = self.initial([0])[0], samples["x"], samples.get("y"), self.call.inputs(samples)
         self.call.passes_objects = self.loss not in LOSSES.values()
         mismatch_text = f"model does not fit dataset={dataset}, whose inputs have shape {list(x.shape[1:])}"
-        output = self._first_output(row, inputs, mismatch_text)
+        output = self._evaluate_or_refuse(row, inputs, mismatch_text)
         if classes is not None and y is not None and self.loss is LOSSES["cross_entropy"]:
             expected = (*y.shape, classes)
             is_users = not type(self.training_module).__module__.startswith("fedsim.")
-            if is_users and _classes_may_be_second(output, y, classes) and _scores_classes(output, y, classes):
+            if is_users and _has_class_dim_second(output, y, classes) and _scores_classes(output, y, classes):
                 raise ConfigError(
                     f"model returns shape {list(output.shape)}, and dataset={dataset} has {classes} classes and as "
                     "many positions: it is not clear which dimension holds the classes; set model.loss to a loss of "
@@ -455,27 +459,27 @@ class RowModel:
             isinstance(output, Tensor),
         )
         if self.loss in LOSSES.values():
-            self._check_known_loss(output, samples, dataset)
+            self._check_built_in_loss(output, samples, dataset)
         else:
-            self._take_loss(row, batch, dataset)
+            self._resolve_user_loss(row, batch, dataset)
             self._scores_second = _are_classes_second(self.loss, output, samples, classes)
             self.labelled = self.labelled and (self._scores_second or _scores_classes(output, y, classes))
             if classes is not None and not self.labelled:
                 log.info("model: its outputs are not scores of the %d classes of dataset=%s: accuracies are omitted",
                          classes, dataset)  # fmt: skip
-        traits = probe(self.training_module, self.call.inputs(batch), self.call)
-        self._check_tensors(traits, inputs)
-        self._take_findings(traits)
+        traits = probe_forward_traits(self.training_module, self.call.inputs(batch), self.call)
+        self._check_functional_module(traits, inputs)
+        self._apply_probe_findings(traits)
         row, self._checked_samples = self.initial([0])[0] if self.statistics else row, samples
         if self.traits.assigns_data or self.traits.isolation_reason is not None or not isinstance(output, Tensor):
             self.traits.evaluation_unvmapped = "it is evaluated one model at a time"
             return
-        with self._untouched():
+        with self._preserved_modules():
             self.traits.evaluation_unvmapped = difference_reason(
-                lambda: vmapped_second_result(self.evaluate, row, inputs), lambda: self.evaluate(row, inputs)
+                lambda: second_row_vmap_result(self.evaluate, row, inputs), lambda: self.evaluate(row, inputs)
             )
 
-    def _check_tensors(self, traits: ForwardTraits, pair: Inputs) -> None:
+    def _check_functional_module(self, traits: ForwardTraits, pair: Inputs) -> None:
         """Check that the module is a function of the tensors of a row; a user's module is tried once."""
         original_module, self._original_module = self._original_module, None
         if is_built_in(self.training_module):
@@ -483,9 +487,9 @@ class RowModel:
         module, trained = self.training_module, list(self.shapes)
         refuse_complex(module, traits.statistics)
         refuse_shared_memory(module, self._shared_memory, [*trained, *traits.statistics], pair, self.call)
-        check_substitution(module, original_module, pair, self.call, traits, trained)
+        check_parameter_substitution(module, original_module, pair, self.call, traits, trained)
 
-    def _first_output(self, row: Tensor, inputs: Inputs, mismatch_text: str) -> Any:
+    def _evaluate_or_refuse(self, row: Tensor, inputs: Inputs, mismatch_text: str) -> Any:
         """Return the module's output in evaluation, with its errors in one sentence."""
         try:
             return self.evaluate(row, inputs)
@@ -496,7 +500,7 @@ class RowModel:
         except Exception as error:
             raise ConfigError(f"{mismatch_text}: {type(error).__name__}: {first_message_line(error)}") from error
 
-    def _check_known_loss(self, output: Any, batch: Mapping[str, Tensor], dataset: str) -> None:
+    def _check_built_in_loss(self, output: Any, batch: Mapping[str, Tensor], dataset: str) -> None:
         """Try one of this package's losses on the output."""
         try:
             losses = self.loss(output, batch)
@@ -508,7 +512,7 @@ class RowModel:
         if losses.shape != (len(output),):
             raise ConfigError(f"model.loss returns shape {list(losses.shape)}; it must give one number per sample, [B]")
 
-    def _take_loss(self, row: Tensor, batch: Mapping[str, Tensor], dataset: str) -> None:
+    def _resolve_user_loss(self, row: Tensor, batch: Mapping[str, Tensor], dataset: str) -> None:
         """Determine how the user's loss is called, on the outputs of as many of the samples as the module takes."""
         if isinstance(self.loss, UserLoss):
             return
@@ -521,7 +525,7 @@ class RowModel:
                     raise
                 continue
             parameters = list(self._original_module.parameters()) if self._original_module is not None else []
-            self.loss = resolve_loss(self.loss, output, samples, dataset, self.device, self.dtype, parameters)
+            self.loss = resolve_user_loss(self.loss, output, samples, dataset, self.device, self.dtype, parameters)
             return
 
     @functools.cached_property
@@ -540,10 +544,10 @@ class RowModel:
         keyed_samples = dict(self._checked_samples) | {"key": torch.zeros((), dtype=torch.int64, device=self.device)}
 
         def loss(parameters: dict[str, Tensor], row: Tensor, batch: dict[str, Tensor]) -> Tensor:
-            output = self.predict(parameters, batch, self.statistics_of(row))
+            output = self.predict(parameters, batch, self.unflatten_statistics(row))
             return self.objective(output, batch, list(parameters.values()))
 
-        def functionally(row: Tensor, batch: dict[str, Tensor]) -> Tensor:
+        def functional_gradient(row: Tensor, batch: dict[str, Tensor]) -> Tensor:
             return torch.cat([g.reshape(-1) for g in grad(loss)(self.unflatten(row), row, batch).values()])
 
         def gradient_by_autograd() -> Tensor:
@@ -556,9 +560,9 @@ class RowModel:
                 )
             return torch.cat([g.to_dense().reshape(-1) for g in gradients])
 
-        with self._untouched():
+        with self._preserved_modules():
             reason = difference_reason(
-                lambda: vmapped_second_result(functionally, row, keyed_samples), gradient_by_autograd
+                lambda: second_row_vmap_result(functional_gradient, row, keyed_samples), gradient_by_autograd
             )  # deep structures: different only by rounding?
         return (
             reason
@@ -567,7 +571,7 @@ class RowModel:
         )
 
     @contextlib.contextmanager
-    def _untouched(self) -> Iterator[None]:
+    def _preserved_modules(self) -> Iterator[None]:
         """Within the block, in full precision, passes may leave their tensors in the modules."""
         modules, precision, self.precision = (self.training_module, self.evaluation_module), self.precision, "full"
         self.training_module, self.evaluation_module = map(copy_module, modules)

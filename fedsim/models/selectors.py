@@ -87,30 +87,30 @@ class Head(Selector):
         self.layers, self.travels = layers, travels
 
     def private_parameters(self, module: nn.Module, names: list[str]) -> set[str]:
-        order = _layers(names)
+        order = _layer_names(names)
         if self.layers >= len(order):
             raise ConfigError(
                 f"columns.layers={self.layers}, but {type(module).__name__} has {len(order)} layers with parameters; "
                 "some must travel and some must stay"
             )
-        head = _names_in(names, order[-self.layers :])
+        head = _names_of_layers(names, order[-self.layers :])
         return set(names) - head if self.travels else head
 
 
-def last_layers(shapes: Mapping[str, torch.Size], layers: int) -> Tensor:
+def columns_of_last_layers(shapes: Mapping[str, torch.Size], layers: int) -> Tensor:
     """Return the indices [k] of the columns of the last layers, of those with trained parameters of these shapes."""
-    order = _layers(shapes)
+    order = _layer_names(shapes)
     if layers > len(order):
         raise ConfigError(f"local.layers={layers}, but the model has {len(order)} with parameters; lower it")
     sizes = {name: shape.numel() for name, shape in shapes.items()}
-    return ParameterPartition.from_sizes(sizes, set(), _names_in(shapes, order[-layers:])).private
+    return ParameterPartition.from_sizes(sizes, set(), _names_of_layers(shapes, order[-layers:])).private
 
 
-def _layers(names: Iterable[str]) -> list[str]:
+def _layer_names(names: Iterable[str]) -> list[str]:
     """Return the layers that have these parameters, in their order."""
     return list(dict.fromkeys(name.rpartition(".")[0] for name in names))
 
 
-def _names_in(names: Iterable[str], layers: Iterable[str]) -> set[str]:
+def _names_of_layers(names: Iterable[str], layers: Iterable[str]) -> set[str]:
     """Return the names that belong to these layers."""
     return {name for name in names if name.rpartition(".")[0] in set(layers)}

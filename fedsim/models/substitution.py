@@ -21,14 +21,14 @@ from torch.utils._pytree import tree_leaves, tree_map
 from fedsim.core import streams
 from fedsim.core.errors import ConfigError
 from fedsim.models.calling import ModuleCaller
-from fedsim.models.copying import copy_module, tensor_of
-from fedsim.models.probe import PROBE_TOLERANCE, ForwardTraits, output_of, same_output
+from fedsim.models.copying import copy_module, get_named_tensor
+from fedsim.models.probe import PROBE_TOLERANCE, ForwardTraits, module_output, same_output
 
 PARAMETER_SHIFT = 0.1  # by which parameters are changed to obtain other ones
 
 
 @dataclass(frozen=True)
-class SharedMemory:
+class SharedTensorPair:
     """Two tensors of a module that share memory.
 
     Attributes:
@@ -49,14 +49,14 @@ def refuse_complex(module: nn.Module, names: Sequence[str]) -> None:
         ConfigError: names one.
     """
     for name in names:
-        if tensor_of(module, name).is_complex():
+        if get_named_tensor(module, name).is_complex():
             raise ConfigError(
                 f"model: {name!r} of {type(module).__name__} is complex, and a client's model is a row of real "
                 "numbers; keep the real and the imaginary part in one of shape […, 2] and use torch.view_as_complex"
             )
 
 
-def shared_memory(module: nn.Module) -> list[SharedMemory]:
+def overlapping_tensors(module: nn.Module) -> list[SharedTensorPair]:
     """Return registered tensors that overlap in memory with another tensor in the module's attributes.
 
     A parameter that is used in two places is one tensor, and not listed.
@@ -67,9 +67,9 @@ def shared_memory(module: nn.Module) -> list[SharedMemory]:
         attributes = {key: value for key, value in vars(layer).items() if key not in _MODULE_ATTRIBUTES}
         for leaf, value in (*registered.items(), *attributes.items()):
             name = f"{prefix}.{leaf}" if prefix else leaf
-            entries += [(name, tensor, leaf in registered) for tensor in tree_leaves(value) if _has_memory(tensor)]
-    overlapping_pairs: list[SharedMemory] = []
-    memory_spans = sorted((_memory_span(value), number) for number, (_, value, _) in enumerate(entries))
+            entries += [(name, tensor, leaf in registered) for tensor in tree_leaves(value) if _has_storage(tensor)]
+    overlapping_pairs: list[SharedTensorPair] = []
+    memory_spans = sorted((_address_range(value), number) for number, (_, value, _) in enumerate(entries))
     reached_spans: list[tuple[int, int]] = []  # end, number
     for (start, end), number in memory_spans:
         reached_spans = [(other_end, number_before) for other_end, number_before in reached_spans if other_end > start]
@@ -81,9 +81,9 @@ def shared_memory(module: nn.Module) -> list[SharedMemory]:
             if value is other_value and (isinstance(value, nn.Parameter) or name == other_name):
                 continue
             if is_registered:
-                overlapping_pairs.append(SharedMemory(name, other_name, other_registered))
+                overlapping_pairs.append(SharedTensorPair(name, other_name, other_registered))
             if other_registered:
-                overlapping_pairs.append(SharedMemory(other_name, name, is_registered))
+                overlapping_pairs.append(SharedTensorPair(other_name, name, is_registered))
         reached_spans.append((end, number))
     return overlapping_pairs
 
@@ -91,20 +91,20 @@ def shared_memory(module: nn.Module) -> list[SharedMemory]:
 _MODULE_ATTRIBUTES = vars(nn.Module()).keys()
 
 
-def _has_memory(value: Any) -> bool:
+def _has_storage(value: Any) -> bool:
     if not isinstance(value, Tensor) or is_lazy(value):
         return False
     return value.layout == torch.strided and value.device.type != "meta" and value.numel() > 0
 
 
-def _memory_span(value: Tensor) -> tuple[int, int]:
+def _address_range(value: Tensor) -> tuple[int, int]:
     """Return the addresses of the first byte, and behind the last."""
     last_offset = sum((size - 1) * stride for size, stride in zip(value.shape, value.stride(), strict=True))
     return value.data_ptr(), value.data_ptr() + (last_offset + 1) * value.element_size()
 
 
 def refuse_shared_memory(
-    module: nn.Module, overlapping_pairs: Sequence[SharedMemory], names: Sequence[str], x: Any, call: ModuleCaller
+    module: nn.Module, overlapping_pairs: Sequence[SharedTensorPair], names: Sequence[str], x: Any, call: ModuleCaller
 ) -> None:
     """Refuse trained parameters and statistics (`names`) that share memory with another tensor that is used.
 
@@ -112,14 +112,14 @@ def refuse_shared_memory(
         ConfigError: names both.
     """
     for pair in overlapping_pairs:
-        if pair.name in names and (pair.registered or _forward_reads(module, pair.partner, x, call)):
+        if pair.name in names and (pair.registered or _is_read_by_forward(module, pair.partner, x, call)):
             raise ConfigError(
                 f"model: {pair.name!r} of {type(module).__name__} shares memory with {pair.partner!r}, which copies of "
                 "the module do not keep; compute one from the other in the forward pass"
             )
 
 
-def _forward_reads(module: nn.Module, attribute: str, x: Any, call: ModuleCaller) -> bool:
+def _is_read_by_forward(module: nn.Module, attribute: str, x: Any, call: ModuleCaller) -> bool:
     """Return whether a forward pass reads the content of this attribute; the old spectral_norm computes it anew."""
     prefix, _, leaf = attribute.rpartition(".")
     for training in (True, False):
@@ -129,15 +129,15 @@ def _forward_reads(module: nn.Module, attribute: str, x: Any, call: ModuleCaller
             values = tree_leaves(vars(module_copy.get_submodule(prefix)).get(leaf))
             with torch.no_grad(), streams.preserve_rng_states(), contextlib.suppress(_UnfitParametersError):
                 for value in values if is_moved else ():
-                    if _has_memory(value) and value.is_floating_point():
-                        value.data.add_(_sine_tensor(value))
-                outputs.append(_try_forward(call, module_copy, x))
+                    if _has_storage(value) and value.is_floating_point():
+                        value.data.add_(_cosine_offsets(value))
+                outputs.append(_run_seeded_forward(call, module_copy, x))
         if len(outputs) == 2 and not same_output(outputs[0], outputs[1], PROBE_TOLERANCE):
             return True
     return False
 
 
-def check_substitution(
+def check_parameter_substitution(
     module: nn.Module,
     original_module: nn.Module | None,
     x: Any,
@@ -162,52 +162,54 @@ def check_substitution(
     with torch.no_grad(), streams.preserve_rng_states(), contextlib.suppress(_UnfitParametersError):
         for training in (True, False):
             if original_module is not None:
-                own_tensors = _trained(module, trained)
-                output_before = _try_forward(call, copy_module(module).train(training), x, dict(own_tensors))
-                with _displaced_tensors(original_module):
-                    output_after = _try_forward(call, copy_module(module).train(training), x, dict(own_tensors))
+                own_tensors = _trained_parameters(module, trained)
+                output_before = _run_seeded_forward(call, copy_module(module).train(training), x, dict(own_tensors))
+                with _perturb_tensors(original_module):
+                    output_after = _run_seeded_forward(call, copy_module(module).train(training), x, dict(own_tensors))
                 if not same_output(output_before, output_after, PROBE_TOLERANCE):
                     raise ConfigError(
                         f"model: a copy of {kind} still uses parameters of the module that it is a copy of, by a "
                         "function or a reference that deepcopy does not copy (a lambda, a closure, a weak reference, a "
                         "replaced forward); reach layers through self, in methods or in hooks by their arguments"
                     )
-            _compare(module, x, call, traits, trained, training)
+            _compare_outputs(module, x, call, traits, trained, training)
 
 
-def _compare(
+def _compare_outputs(
     module: nn.Module, x: Any, call: ModuleCaller, traits: ForwardTraits, trained: Sequence[str], training: bool
 ) -> None:
     mode, kind = "training" if training else "evaluation", type(module).__name__
-    changed_tensors = _trained(module, trained)
+    changed_tensors = _trained_parameters(module, trained)
     for value in changed_tensors.values():
-        value.add_(_sine_tensor(value))
+        value.add_(_cosine_offsets(value))
     copy_with_values = copy_module(module).eval().train()
     for name, parameter in copy_with_values.named_parameters():
         if name in changed_tensors:
             parameter.data.copy_(changed_tensors[name])
-    expected = _try_forward(call, copy_with_values.train(training), x)
+    expected = _run_seeded_forward(call, copy_with_values.train(training), x)
 
-    def substituted(module_copy: nn.Module, values: dict[str, Tensor]) -> Any:
-        statistics = {name: tensor_of(module, name).detach().clone() for name in traits.statistics}
-        return _try_forward(call, module_copy, x, values | statistics)
+    def forward_with_values(module_copy: nn.Module, values: dict[str, Tensor]) -> Any:
+        statistics = {name: get_named_tensor(module, name).detach().clone() for name in traits.statistics}
+        return _run_seeded_forward(call, module_copy, x, values | statistics)
 
-    if not same_output(expected, substituted(copy_module(module).train(training), changed_tensors), PROBE_TOLERANCE):
+    if not same_output(
+        expected, forward_with_values(copy_module(module).train(training), changed_tensors), PROBE_TOLERANCE
+    ):
         raise ConfigError(
             f"model: in {mode} {kind} uses more of its parameters than what they hold when it is called: it prepares "
             "them in train() or eval(), counts those calls, or reaches them by a list or another attribute; read "
             "parameters in the forward pass, by the names under which they are registered"
         )
     reused_module = copy_module(module).train(training)
-    substituted(reused_module, _trained(module, trained))
-    if not same_output(expected, substituted(reused_module, changed_tensors), PROBE_TOLERANCE):
+    forward_with_values(reused_module, _trained_parameters(module, trained))
+    if not same_output(expected, forward_with_values(reused_module, changed_tensors), PROBE_TOLERANCE):
         raise ConfigError(
             f"model: in {mode} {kind} keeps what it computed from its parameters in an earlier pass, and uses it for "
             "other parameters; compute it in each forward pass"
         )
 
 
-def _trained(module: nn.Module, names: Sequence[str]) -> dict[str, Tensor]:
+def _trained_parameters(module: nn.Module, names: Sequence[str]) -> dict[str, Tensor]:
     return {name: value.detach().clone() for name, value in module.named_parameters() if name in names}
 
 
@@ -215,25 +217,25 @@ class _UnfitParametersError(Exception):
     """The module refuses these parameters; errors with the run's own are reported elsewhere."""
 
 
-def _try_forward(call: ModuleCaller, module: nn.Module, x: Any, tensors: dict[str, Tensor] | None = None) -> Any:
+def _run_seeded_forward(call: ModuleCaller, module: nn.Module, x: Any, tensors: dict[str, Tensor] | None = None) -> Any:
     streams.reseed_global_generators(0)
     try:
-        return output_of(call, module, tree_map(lambda value: value.clone(), x), tensors)
+        return module_output(call, module, tree_map(lambda value: value.clone(), x), tensors)
     except Exception as error:
         raise _UnfitParametersError from error
 
 
 @contextlib.contextmanager
-def _displaced_tensors(module: nn.Module) -> Iterator[None]:
+def _perturb_tensors(module: nn.Module) -> Iterator[None]:
     """Within the block the module has other parameters and buffers, set in place without autograd."""
     with contextlib.ExitStack() as stack:
         for value in itertools.chain(module.parameters(), module.buffers()):
-            if value.is_floating_point() and _has_memory(value) and not value.is_inference():
+            if value.is_floating_point() and _has_storage(value) and not value.is_inference():
                 stack.callback(value.data.copy_, value.detach().clone())
-                value.data.add_(_sine_tensor(value))
+                value.data.add_(_cosine_offsets(value))
         yield
 
 
-def _sine_tensor(like: Tensor) -> Tensor:
+def _cosine_offsets(like: Tensor) -> Tensor:
     count = torch.arange(like.numel(), device=like.device)
     return PARAMETER_SHIFT * torch.cos(count + 1).reshape(like.shape).to(like)

@@ -7,11 +7,11 @@ from typing import Annotated, ClassVar
 import torch
 from torch import Tensor, nn
 
-from fedsim.core.constraints import AtLeast, Count, Fraction, validated
+from fedsim.core.constraints import Count, Fraction, IntegerAtLeast, validate_arguments
 from fedsim.models.attention import attention_blocks
 
 
-@validated
+@validate_arguments
 class CharLSTM(nn.Module):
     """LEAF's next-character model (Caldas et al., 2018): an embedding, LSTM layers, a linear layer.
 
@@ -37,7 +37,7 @@ class CharLSTM(nn.Module):
         return self.head(hidden_states if self.every else hidden_states[:, -1])
 
 
-@validated
+@validate_arguments
 class Transformer(nn.Module):
     """A decoder-only language model: learned positions, blocks of causal attention, normalisation first.
 
@@ -85,7 +85,7 @@ class Transformer(nn.Module):
         return self.head(self.norm(x if self.every else x[:, -1]))
 
 
-@validated
+@validate_arguments
 class TextClassifier(nn.Module):
     """A transformer encoder whose mean over the words of a text is classified, [B, L] → [B, classes].
 
@@ -107,7 +107,7 @@ class TextClassifier(nn.Module):
         num_tokens: int,
         width: Count = 64,
         heads: Count = 4,
-        layers: Annotated[int, AtLeast(0)] = 2,
+        layers: Annotated[int, IntegerAtLeast(0)] = 2,
         dropout: Fraction = 0.0,
     ) -> None:
         super().__init__()

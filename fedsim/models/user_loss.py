@@ -62,30 +62,28 @@ class UserLoss:
                 value = self.function(output, second_argument)
         if [0 if tensor.is_inference() else tensor._version for tensor in tensors] != versions:
             raise ConfigError(
-                f"{describe_loss(self.function)} writes into the model's output or the batch; let it work on a copy"
+                f"{loss_label(self.function)} writes into the model's output or the batch; let it work on a copy"
             )
         return value
 
 
-def loss_in_dtype(loss: UserLoss, device: torch.device, dtype: torch.dtype) -> UserLoss:
+def cast_loss(loss: UserLoss, device: torch.device, dtype: torch.dtype) -> UserLoss:
     """The same loss for another dtype."""
-    return dataclasses.replace(
-        loss, function=_prepared_loss(loss.function, describe_loss(loss.function), device, dtype)
-    )
+    return dataclasses.replace(loss, function=_prepared_loss(loss.function, loss_label(loss.function), device, dtype))
 
 
-def loss_function(loss: Callable[..., Tensor]) -> Callable[..., Tensor]:
+def unwrap_loss(loss: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """The user's function, or the built-in loss."""
     return loss.function if isinstance(loss, UserLoss) else loss
 
 
-def describe_loss(loss: Callable[..., Any]) -> str:
+def loss_label(loss: Callable[..., Any]) -> str:
     """Return the name of a loss for error messages."""
     name = getattr(loss, "__name__", None)
     return f"model.loss={name if isinstance(name, str) else type(loss).__name__}"
 
 
-def resolve_loss(
+def resolve_user_loss(
     loss: Callable[..., Any],
     output: Any,
     batch: Mapping[str, Tensor],
@@ -107,18 +105,18 @@ def resolve_loss(
     Raises:
         ConfigError: in one sentence, where the loss cannot be used.
     """
-    name = describe_loss(loss)
+    name = loss_label(loss)
     function = _prepared_loss(loss, name, device, dtype)
-    output = tree_map(_displaced_output, output)
+    output = tree_map(_perturbed_output, output)
     batch = {key: value.clone() for key, value in batch.items()}  # the stored data set's, until known to be safe
     rewind = Rewind(function)  # before the first call
     try:
-        return _resolve_function(function, name, output, batch, dataset, parameters, rewind)
+        return _make_user_loss(function, name, output, batch, dataset, parameters, rewind)
     finally:
         rewind()
 
 
-def _resolve_function(
+def _make_user_loss(
     function: Callable[..., Any],
     name: str,
     output: Any,
@@ -141,11 +139,11 @@ def _resolve_function(
             )
         if differing_paths(input_snapshot, snapshot([output, dict(batch)])):
             raise ConfigError(f"{name} writes into the model's output or the batch; let it work on a copy")
-        _check_value(value, name, len(batch["x"]))
+        _check_loss_value(value, name, len(batch["x"]))
         user_loss = UserLoss(function, takes_batch, value.dim() == 0, random=keyed_randomness.num_calls > 0)
-        _check_memory(user_loss, name, output, batch, rewind)
+        _check_no_batch_memory(user_loss, name, output, batch, rewind)
         mixes_samples = user_loss.over_batch or _mixes_samples(user_loss, value, output, batch)
-    _check_gradient(user_loss, name, output, batch, parameters)
+    _check_loss_gradient(user_loss, name, output, batch, parameters)
     return UserLoss(function, takes_batch, user_loss.over_batch, mixes_samples, user_loss.random)
 
 
@@ -222,7 +220,7 @@ def _error_text(error: Exception) -> str:
     return f"{type(error).__name__}: {first_message_line(error)[:200]}"
 
 
-def _check_value(value: Any, name: str, count: int) -> None:
+def _check_loss_value(value: Any, name: str, count: int) -> None:
     if not isinstance(value, Tensor):
         raise ConfigError(
             f"{name} returns {'None' if value is None else type(value).__name__}, not a tensor; it must return one "
@@ -237,21 +235,21 @@ def _check_value(value: Any, name: str, count: int) -> None:
         raise ConfigError(f"{name} returns {value.dtype}; a loss must be a floating-point tensor")
 
 
-def _check_gradient(
+def _check_loss_gradient(
     loss: UserLoss, name: str, output: Any, batch: Mapping[str, Tensor], parameters: Sequence[Tensor]
 ) -> None:
     """Refuse a loss without a gradient to the model's output, with which nothing would train, or with a gradient to
     other tensors."""
     leaf_tensors: list[Tensor] = []
 
-    def leaf(value: Any) -> Any:
+    def make_leaf_tensor(value: Any) -> Any:
         if not isinstance(value, Tensor) or not value.is_floating_point():
             return value
         leaf_tensors.append(value.detach().clone().requires_grad_())
         return leaf_tensors[-1]
 
     with torch.enable_grad(), streams.preserve_rng_states():
-        value = loss(tree_map(leaf, output), batch)
+        value = loss(tree_map(make_leaf_tensor, output), batch)
         is_connected = (
             bool(leaf_tensors)
             and value.requires_grad
@@ -272,7 +270,7 @@ def _check_gradient(
         )
 
 
-def _check_memory(loss: UserLoss, name: str, output: Any, batch: Mapping[str, Tensor], rewind: Rewind) -> None:
+def _check_no_batch_memory(loss: UserLoss, name: str, output: Any, batch: Mapping[str, Tensor], rewind: Rewind) -> None:
     """Refuse a loss that computes something from its first batch and uses it for later ones."""
     rewind()
     snapshot_before = snapshot(loss.function)
@@ -285,11 +283,11 @@ def _check_memory(loss: UserLoss, name: str, output: Any, batch: Mapping[str, Te
     first_sample, reversed_order = torch.zeros(count, dtype=torch.int64), torch.arange(count - 1, -1, -1)
     for row_selection in (first_sample.to(batch["x"].device), reversed_order.to(batch["x"].device)):
         earlier_output, earlier_batch = (
-            tree_map(lambda v, p=row_selection: _rows_of(v, p, count), nested_tensors)
+            tree_map(lambda v, p=row_selection: _select_samples(v, p, count), nested_tensors)
             for nested_tensors in (output, dict(batch))
         )
         with contextlib.suppress(Exception):  # a loss may need samples of several classes
-            loss(tree_map(_displaced_output, earlier_output), earlier_batch)
+            loss(tree_map(_perturbed_output, earlier_output), earlier_batch)
     later_value = loss(output, batch)
     rewind()
     if not torch.equal(first_value, later_value) or _depends_on_counters(loss, output, batch, paths, first_value):
@@ -343,7 +341,7 @@ def _mixes_samples(loss: UserLoss, value: Tensor, output: Any, batch: Mapping[st
     for sample_positions in ([0], [0, 1], list(range(count - 1, -1, -1))):
         row_selection = torch.tensor(sample_positions, device=value.device)
         output_subset, batch_subset = (
-            tree_map(lambda v, p=row_selection: _rows_of(v, p, count), nested_tensors)
+            tree_map(lambda v, p=row_selection: _select_samples(v, p, count), nested_tensors)
             for nested_tensors in (output, dict(batch))
         )
         try:
@@ -361,12 +359,12 @@ def _mixes_samples(loss: UserLoss, value: Tensor, output: Any, batch: Mapping[st
     return False
 
 
-def _rows_of(value: Any, row_selection: Tensor, count: int) -> Any:
+def _select_samples(value: Any, row_selection: Tensor, count: int) -> Any:
     """Return these samples of all entries with one value per sample."""
     return value[row_selection] if isinstance(value, Tensor) and value.dim() and len(value) == count else value
 
 
-def _displaced_output(value: Any) -> Any:
+def _perturbed_output(value: Any) -> Any:
     """Return another output of the same kind: that of an untrained model may be all zeros, which hides what a loss
     does."""
     if not isinstance(value, Tensor) or not value.is_floating_point():

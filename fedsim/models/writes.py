@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from fedsim.core.errors import RunError
-from fedsim.models.copying import storage_of
+from fedsim.models.copying import storage_key
 
 
 class WriteRecorder(TorchDispatchMode):
@@ -28,7 +28,7 @@ class WriteRecorder(TorchDispatchMode):
         super().__init__()
         self._names: dict[int, list[str]] = {}
         for name, tensor in watched_tensors.items():
-            self._names.setdefault(storage_of(tensor), []).append(name)
+            self._names.setdefault(storage_key(tensor), []).append(name)
         self._names.pop(0, None)
         self.written_names: set[str] = set()
 
@@ -45,11 +45,11 @@ class WriteRecorder(TorchDispatchMode):
                 if argument.alias_info is not None and argument.alias_info.is_write:
                     for value in tree_leaves(arguments.get(argument.name)):
                         if isinstance(value, Tensor):
-                            self.written_names.update(self._names.get(storage_of(value), ()))
+                            self.written_names.update(self._names.get(storage_key(value), ()))
         return func(*args, **kwargs)
 
 
-class WriteGuard:
+class TensorWriteGuard:
     """Ends a run in which a forward pass writes to a tensor that it left unchanged in the probe.
 
     A buffer may move only for some batches, or after many passes. It is then no column of a row, and clients would
@@ -63,19 +63,19 @@ class WriteGuard:
     def __init__(self, module: nn.Module, written_names: Collection[str]) -> None:
         self._kind = type(module).__name__
         self._storage_ranges = [
-            (name, tensors, leaf) for name, tensors, leaf in _tensors_by_place(module) if name not in written_names
+            (name, tensors, leaf) for name, tensors, leaf in _tensor_locations(module) if name not in written_names
         ]
         self._states_before: list[tuple[Tensor | None, int]] = []
 
     def __enter__(self) -> None:
-        self._states_before = [self._state(tensors[leaf]) for _, tensors, leaf in self._storage_ranges]
+        self._states_before = [self._tensor_version(tensors[leaf]) for _, tensors, leaf in self._storage_ranges]
 
     def __exit__(self, *error: object) -> None:
         if error[0] is not None:
             return
         for (name, tensors, leaf), (tensor, version) in zip(self._storage_ranges, self._states_before, strict=True):
             current_tensor = tensors.get(leaf)
-            if current_tensor is not tensor or self._state(current_tensor)[1] != version:
+            if current_tensor is not tensor or self._tensor_version(current_tensor)[1] != version:
                 raise RunError(
                     f"the forward pass of {self._kind} writes to {name!r}, which it left alone when it was tried "
                     "before the run, so that clients would share it; move it in each training pass (for example by "
@@ -83,11 +83,11 @@ class WriteGuard:
                 )
 
     @staticmethod
-    def _state(tensor: Tensor | None) -> tuple[Tensor | None, int]:
+    def _tensor_version(tensor: Tensor | None) -> tuple[Tensor | None, int]:
         return tensor, -1 if tensor is None else tensor._version
 
 
-def _tensors_by_place(module: nn.Module) -> Iterator[tuple[str, dict[str, Any], str]]:
+def _tensor_locations(module: nn.Module) -> Iterator[tuple[str, dict[str, Any], str]]:
     """Return the name of each parameter and buffer, and the layer and attribute that hold it."""
     for prefix, layer in module.named_modules():
         for tensors in (layer._parameters, layer._buffers):
@@ -95,7 +95,7 @@ def _tensors_by_place(module: nn.Module) -> Iterator[tuple[str, dict[str, Any], 
                 yield (f"{prefix}.{leaf}" if prefix else leaf), tensors, leaf
 
 
-class DataAssignments(TorchFunctionMode):
+class DataAssignmentCounter(TorchFunctionMode):
     """Counts assignments to `tensor.data`, under which torch.func's transforms crash the process."""
 
     SETTERS = (Tensor.data.__set__, Tensor.set_)  # type: ignore[attr-defined]

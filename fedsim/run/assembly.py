@@ -15,27 +15,27 @@ from fedsim.data.datasets import Dataset
 from fedsim.data.partition import Table
 from fedsim.data.samples import ClientData
 from fedsim.evaluation import EvaluatedModels, EvaluationOptions, Evaluator
-from fedsim.evaluation.performative.reference_path import reference_path
+from fedsim.evaluation.performative.reference_path import reference_point_trajectory
 from fedsim.evaluation.performative.references import References, references
-from fedsim.evaluation.personal import Newcomers, PersonalEvaluator
+from fedsim.evaluation.personal import NewcomerEvaluator, PersonalEvaluator
 from fedsim.evaluation.registry import DISTANCE_COLUMNS
-from fedsim.models import RowModel
-from fedsim.models.naming import Naming
+from fedsim.models import StatelessModel
+from fedsim.models.naming import StateDictLayout
 from fedsim.run.delayed_updates import DelayedUpdates
-from fedsim.run.measurement import Measurement
+from fedsim.run.measurement import EvaluationComponents
 from fedsim.run.model_choice import GivenModel, ModelChoice
-from fedsim.run.participation import Participation
+from fedsim.run.participation import ParticipationRecorder
 from fedsim.run.parts import Parts
 from fedsim.run.population import Population
 from fedsim.run.privacy_claim import privacy_claim
 from fedsim.run.round_clock import RoundClock
 from fedsim.run.rules import Stop
 from fedsim.run.server import Server
-from fedsim.run.settings import report_settings
-from fedsim.run.submodels import Submodels
+from fedsim.run.settings import warn_of_ineffective_settings
+from fedsim.run.submodels import SubmodelMasking
 from fedsim.run.traffic import Traffic
-from fedsim.run.training import Training
-from fedsim.run.wiring import Compute
+from fedsim.run.training import ClientTraining
+from fedsim.run.wiring import ComputeSettings
 from fedsim.shift import Shift
 from fedsim.strategies import State, Strategy
 from fedsim.strategies.strategy import KeepsClientModels
@@ -70,7 +70,7 @@ class Assembly:
         self,
         components: Parts,
         choice: ModelChoice | GivenModel,
-        compute: Compute,
+        compute: ComputeSettings,
         clients: int | str,
         seeds: tuple[int, ...],
         rounds: int,
@@ -81,11 +81,11 @@ class Assembly:
         self.rounds, self.start, self.on_nonfinite = rounds, start, on_nonfinite
         self.population = Population.build(components, clients, seeds, compute)
         self.server = Server.build(components, self.population, choice, rounds)
-        self.training = Training.build(components, self.population, self.server)
-        self.submodels = Submodels.build(components, self.population, self.server, self.training)
-        self.measurement = Measurement.build(components, self.population, self.server, self.training)
+        self.training = ClientTraining.build(components, self.population, self.server)
+        self.submodels = SubmodelMasking.build(components, self.population, self.server, self.training)
+        self.measurement = EvaluationComponents.build(components, self.population, self.server, self.training)
         self.delayed_updates.check_nonfinite_handling(on_nonfinite)
-        report_settings(self)
+        warn_of_ineffective_settings(self)
 
     @property
     def device(self) -> torch.device:
@@ -98,7 +98,7 @@ class Assembly:
         return self.compute.deterministic
 
     @property
-    def values_per_seed(self) -> dict[str, Sequence[float]]:
+    def settings_per_seed(self) -> dict[str, Sequence[float]]:
         """Settings that were given one number per seed."""
         return self.population.values_per_seed
 
@@ -128,7 +128,7 @@ class Assembly:
         return self.population.dataset
 
     @property
-    def client_tables(self) -> list[Table]:
+    def partition_tables(self) -> list[Table]:
         """The samples of each client, for each replicate, newcomers included; None for a stream."""
         return self.population.tables
 
@@ -143,7 +143,7 @@ class Assembly:
         return self.population.federation
 
     @property
-    def model(self) -> RowModel:
+    def model(self) -> StatelessModel:
         """The model whose parameters are the rows."""
         return self.server.model
 
@@ -199,7 +199,7 @@ class Assembly:
         return self.measurement.models
 
     @property
-    def participation(self) -> Participation:
+    def participation(self) -> ParticipationRecorder:
         """The record of which clients took part in which rounds."""
         return self.measurement.participation
 
@@ -209,7 +209,7 @@ class Assembly:
         return self.measurement.personal
 
     @property
-    def newcomers(self) -> Newcomers | None:
+    def newcomers(self) -> NewcomerEvaluator | None:
         """The evaluation of clients that join after training; None if there are none."""
         return self.measurement.newcomers
 
@@ -217,7 +217,7 @@ class Assembly:
         """Return what clients, evaluation and uplink store before round 0, given the strategy's state."""
         memory = self.trainer.initial_memory(state.model)
         memory.evaluated = self.evaluated_models.memory(state.model) | self.participation.memory()
-        self.uplink.remember(memory, self.federation, state.model)
+        self.uplink.add_stage_memory(memory, self.federation, state.model)
         return memory
 
     @property
@@ -240,7 +240,7 @@ class Assembly:
         return privacy_claim(self.server, self.training, rounds)
 
     @functools.cached_property
-    def parameter_naming(self) -> Naming:
+    def parameter_naming(self) -> StateDictLayout:
         """The names of the module's parameters and buffers in a row."""
         return self.model.naming
 
@@ -273,7 +273,7 @@ class Assembly:
         """The reference points θ^PS and θ^PO that exist and are asked for; for data that drift, their paths."""
         if self.data.drift.active:
             every = self.evaluation.every
-            return reference_path(
+            return reference_point_trajectory(
                 self.model, self.shift, self.data, self.model.initial(self.federation.seeds),
                 sorted({*range(0, self.rounds, every), self.rounds}), self.federation.ranks.broadcast_object,
             )  # fmt: skip

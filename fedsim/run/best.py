@@ -30,7 +30,7 @@ class BestModels:
         folder: of the run.
         metric: by which models are judged.
         higher_is_better: is more of it better?
-        header: what is told of the models, see `fedsim.studies.results.StoredModels`.
+        header: what is told of the models, see `fedsim.studies.results.StoredModelReader`.
     """
 
     def __init__(self, folder: Path, metric: str, higher_is_better: bool, header: dict[str, Any]) -> None:

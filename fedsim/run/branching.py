@@ -34,7 +34,7 @@ PER_REPLICATE_COUNTS = (
 )  # of `Progress`
 
 
-def write_branch(
+def write_replicate_subset(
     source_folder: Path,
     target_folder: Path,
     replicates: Sequence[int],

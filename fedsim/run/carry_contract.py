@@ -10,7 +10,7 @@ from fedsim.run.setup import Setup
 from fedsim.strategies import State
 
 
-def check_carry(simulation: Setup, state: State, memory: Memory) -> None:
+def check_strategy_carry(simulation: Setup, state: State, memory: Memory) -> None:
     """Ask the strategy for what it passes to an empty cohort. Refuse entries that the local rule would not use, and
     entries whose names the rule or the shift uses for their own memory.
 

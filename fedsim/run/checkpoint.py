@@ -24,9 +24,9 @@ from fedsim.core.errors import CheckpointError
 from fedsim.core.files import check_regular_path, replacement_file
 from fedsim.core.memory import IN_FLIGHT, QUEUE, Memory
 from fedsim.core.placement import is_memory_mapped
-from fedsim.core.targets import with_current_targets
+from fedsim.core.targets import with_current_class_paths
 from fedsim.run import content as contents
-from fedsim.run.layout import Layout
+from fedsim.run.layout import RankLayout
 from fedsim.run.progress import Progress
 from fedsim.run.run_files import CHECKPOINT_FILE
 from fedsim.strategies import State
@@ -34,7 +34,7 @@ from fedsim.strategies import State
 NAME = CHECKPOINT_FILE
 CHECKPOINT_FORMAT = "fedsim-3"
 MAX_WRITE_TIME_SHARE = 0.03  # share of wall time that `every: auto` may spend on writing
-SINGLE_PROCESS_LAYOUT = Layout()
+SINGLE_PROCESS_LAYOUT = RankLayout()
 CONTENT_ENTRY, VERSIONS_ENTRY = "content", "versions"  # entries of the header
 
 log = logging.getLogger(__name__)
@@ -48,7 +48,7 @@ def write(
     progress: Progress,
     run_identity: dict[str, Any],
     memory: Memory | None = None,
-    layout: Layout = SINGLE_PROCESS_LAYOUT,
+    layout: RankLayout = SINGLE_PROCESS_LAYOUT,
     header: dict[str, Any] | None = None,
 ) -> None:
     """Write a checkpoint atomically: at every moment either the old or the new file is complete.
@@ -62,7 +62,7 @@ def write(
         run_identity: what the run is; a checkpoint is only resumed by a run of the same identity.
         memory: of rule and shift.
         layout: how ranks divide the tensors; the file is that of a single process, whoever wrote it.
-        header: more entries of the header, such as what `fedsim.studies.results.StoredModels` reads.
+        header: more entries of the header, such as what `fedsim.studies.results.StoredModelReader` reads.
 
     Raises:
         OutputError: it cannot be written; the old one is as it was.
@@ -71,12 +71,12 @@ def write(
     memory.in_flight = layout.gather_rows(memory.in_flight)
     local_tensors = {f.name: getattr(state, f.name) for f in dataclasses.fields(state)} | memory.named_tensors()
     full_tensors = {name: layout.gather(name, value) for name, value in local_tensors.items()}
-    if layout.ranks.is_first:
-        _write(path, full_tensors, progress, run_identity, header or {})
+    if layout.ranks.is_main_rank:
+        _write_checkpoint(path, full_tensors, progress, run_identity, header or {})
     layout.ranks.wait_for_all()
 
 
-def _write(
+def _write_checkpoint(
     path: Path,
     full_tensors: dict[str, torch.Tensor],
     progress: Progress,
@@ -95,7 +95,7 @@ def read(
     template_state: S,
     run_identity: dict[str, Any],
     memory: Memory | None = None,
-    layout: Layout = SINGLE_PROCESS_LAYOUT,
+    layout: RankLayout = SINGLE_PROCESS_LAYOUT,
     content: dict[str, Any] | None = None,
 ) -> tuple[S, Progress]:
     """Read a checkpoint into a state of the same type, shapes and device as `template_state`. `memory`, and tensors of
@@ -109,12 +109,12 @@ def read(
     """
     ranks = layout.ranks
     tensors, progress, made_of = (
-        _load_state(path, run_identity, len(template_state.model)) if ranks.is_first else ({}, Progress(), {})
+        _load_state(path, run_identity, len(template_state.model)) if ranks.is_main_rank else ({}, Progress(), {})
     )
     state_fields = {f.name: getattr(template_state, f.name) for f in dataclasses.fields(template_state)}
     memory_tensors = (memory or Memory()).named_tensors()
-    for tensor_name, expected_tensor in (state_fields | memory_tensors).items() if ranks.is_first else ():
-        tensor, whole_shape = tensors.get(tensor_name), layout.full_shape(tensor_name, expected_tensor)
+    for tensor_name, expected_tensor in (state_fields | memory_tensors).items() if ranks.is_main_rank else ():
+        tensor, whole_shape = tensors.get(tensor_name), layout.global_shape(tensor_name, expected_tensor)
         if tensor is None or tensor.shape != whole_shape or tensor.dtype != expected_tensor.dtype:
             description = (
                 None if tensor is None else f"{list(tensor.shape)} of {str(tensor.dtype).removeprefix('torch.')}"
@@ -123,14 +123,14 @@ def read(
                 f"checkpoint {path}: {tensor_name} is {description}, expected {list(whole_shape)} of "
                 f"{str(expected_tensor.dtype).removeprefix('torch.')}; it belongs to another model"
             )
-    if memory is not None and ranks.is_first:
+    if memory is not None and ranks.is_main_rank:
         memory.in_flight, memory.queue = (
             _in_flight(path, tensors, template_state.model),
-            _entries_of_group(tensors, QUEUE),
+            _group_tensors(tensors, QUEUE),
         )
     if memory is not None:
-        memory.in_flight = layout.scatter_rows(memory.in_flight)
-    if content is not None and ranks.is_first:
+        memory.in_flight = layout.scatter_rows_to_ranks(memory.in_flight)
+    if content is not None and ranks.is_main_rank:
         contents.check_content(path, made_of, content)
     for tensor_name, expected_tensor in (state_fields | memory_tensors).items():
         local_tensor = layout.scatter(tensor_name, tensors.get(tensor_name), expected_tensor)
@@ -153,14 +153,14 @@ def completed_rounds(path: Path) -> int | None:
         return None
 
 
-def _entries_of_group(tensors: dict[str, torch.Tensor], group: str) -> dict[str, torch.Tensor]:
+def _group_tensors(tensors: dict[str, torch.Tensor], group: str) -> dict[str, torch.Tensor]:
     """The entries of one group of the memory, of any length."""
     return {name.partition(".")[2]: rows for name, rows in tensors.items() if name.startswith(f"{group}.")}
 
 
 def _in_flight(path: Path, tensors: dict[str, torch.Tensor], model: torch.Tensor) -> dict[str, torch.Tensor]:
     """Return the rows in flight: any number of them, for a model like this one [R, d]."""
-    in_flight_rows = _entries_of_group(tensors, IN_FLIGHT)
+    in_flight_rows = _group_tensors(tensors, IN_FLIGHT)
     if in_flight_rows and (
         len({len(rows) for rows in in_flight_rows.values()}) != 1
         or in_flight_rows["start"].shape[1:] != model.shape[1:]
@@ -183,7 +183,7 @@ def _load_state(
     if file_header.get("format") != CHECKPOINT_FORMAT:
         raise CheckpointError(f"checkpoint {path} was not written by this version of fedsim; delete it to start over")
     stored_identity, progress, content, library_versions = _read_header(path, file_header, tensors)
-    stored_identity = with_current_targets(stored_identity)
+    stored_identity = with_current_class_paths(stored_identity)
     for key in sorted(stored_identity.keys() | run_identity.keys(), key=lambda name: (name.count("."), name)):
         if stored_identity.get(key) != json.loads(json.dumps(run_identity.get(key))):
             raise CheckpointError(
@@ -249,7 +249,7 @@ class Checkpointer:
         every: int | str,
         identity: dict[str, Any],
         memory: Memory,
-        layout: Layout = SINGLE_PROCESS_LAYOUT,
+        layout: RankLayout = SINGLE_PROCESS_LAYOUT,
         header: dict[str, Any] | None = None,
     ) -> None:
         self.header = (header or {}) | {VERSIONS_ENTRY: _library_versions()}
@@ -275,7 +275,7 @@ class Checkpointer:
     def is_due(self, rounds: int, num_runs: int = 1) -> bool:
         """Return whether a checkpoint is due after this many completed rounds; with several ranks the first one
         decides. Runs in lockstep share the time that checkpoints may take."""
-        if self.path is None or not self.layout.ranks.is_first:
+        if self.path is None or not self.layout.ranks.is_main_rank:
             return False
         if self.every == "auto":
             return time.monotonic() - self._last_write_time >= self._write_seconds * num_runs / MAX_WRITE_TIME_SHARE

@@ -31,7 +31,7 @@ FINGERPRINT_TOLERANCE = 1e-6  # tolerance of sums, relative to the norm of the a
 def content_fingerprints(run: Setup) -> dict[str, list[Any]]:
     """Return the fingerprints of everything in this run that may come from a file, by name."""
     fingerprints = {name: fingerprint(values) for name, values in _arrays_by_name(run)}
-    for number, table in enumerate(run.client_tables):
+    for number, table in enumerate(run.partition_tables):
         for part_name, split_table in (("", table), ("'s validation samples", table.validation)):
             if split_table is not None:
                 shape = [len(split_table.offsets) + len(split_table.order)]
@@ -73,23 +73,23 @@ def _arrays_by_name(simulation: Setup) -> Iterator[tuple[str, np.ndarray]]:
             values_by_name = array_value if isinstance(array_value, dict) else {"": array_value}
             for part_name, array in values_by_name.items():
                 if isinstance(array, (Tensor, np.ndarray)):
-                    yield f"{array_name}{part_name and f'.{part_name}'} of the data", _host_array(array)
-    yield from _recorded_arrays(simulation)
+                    yield f"{array_name}{part_name and f'.{part_name}'} of the data", _host_subsample(array)
+    yield from _arrays_from_files(simulation)
     for array_name, array_value in simulation.parameter_naming.constants.items():
-        yield f"{array_name}, a frozen part of the model,", _host_array(array_value)
+        yield f"{array_name}, a frozen part of the model,", _host_subsample(array_value)
 
 
-def _recorded_arrays(run: Setup) -> Iterator[tuple[str, np.ndarray]]:
+def _arrays_from_files(run: Setup) -> Iterator[tuple[str, np.ndarray]]:
     """Return the arrays that availability, clock and drift have read from files."""
-    for name, values in run.availability.record_of().items():
+    for name, values in run.availability.loaded_arrays().items():
         yield f"the record of availability ({name})", values
-    for name, values in run.round_clock.clock.record_of().items():
+    for name, values in run.round_clock.clock.loaded_arrays().items():
         yield f"the table of devices ({name})", values
-    for name, values in run.data.drift.record_of().items():
+    for name, values in run.data.drift.loaded_arrays().items():
         yield f"the recorded drift ({name})", values
 
 
-def _host_array(values: Tensor | np.ndarray) -> np.ndarray:
+def _host_subsample(values: Tensor | np.ndarray) -> np.ndarray:
     """Return a host copy of at most so many numbers of a tensor, whole rows."""
     is_integral = values.dtype.kind not in "fc" if isinstance(values, np.ndarray) else not values.is_floating_point()
     step = max(1, -(-int(np.prod(values.shape)) // MAX_FINGERPRINTED_NUMBERS[is_integral])) if len(values.shape) else 1

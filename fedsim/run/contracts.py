@@ -21,16 +21,22 @@ import fedsim
 from fedsim.core import streams
 from fedsim.core.errors import ConfigError, first_message_line
 from fedsim.core.federation import Federation
-from fedsim.core.ranks import Ranks
-from fedsim.core.snapshot import Node, differing_paths, is_library_file, snapshot
+from fedsim.core.ranks import ProcessRanks
+from fedsim.core.snapshot import SnapshotNode, differing_paths, is_library_file, snapshot
 from fedsim.data.datasets import Dataset
 from fedsim.data.samples import ClientData
-from fedsim.models import RowModel
-from fedsim.run.ownership import PartCopies
+from fedsim.models import StatelessModel
+from fedsim.run.ownership import PartCopier
 
 PACKAGE_FOLDER = Path(fedsim.__file__).parent
 NamedTensors = dict[str, Tensor]
-SHARED_OBJECT_TYPES = (Federation, ClientData, RowModel, Dataset, Ranks)  # which parts are set up with but do not own
+SHARED_OBJECT_TYPES = (
+    Federation,
+    ClientData,
+    StatelessModel,
+    Dataset,
+    ProcessRanks,
+)  # which parts are set up with but do not own
 ROUNDING_TOLERANCE = {
     torch.float64: 1e-8,
     torch.float32: 1e-4,
@@ -102,36 +108,36 @@ def contains_user_code(component: Any, search_depth: int = 3) -> bool:
     return bool(getattr(type(component), "__module__", "").partition(".")[0] not in LIBRARY_PACKAGES)
 
 
-def trial_copy(component: P, *of_run: Any) -> P:
+def copy_for_trial(component: P, *of_run: Any) -> P:
     """Return a copy of a part for a trial; it shares with the run the objects that it was set up with."""
-    return PartCopies(*of_run, *_run_objects(component, 4))(component)
+    return PartCopier(*of_run, *_find_shared_objects(component, 4))(component)
 
 
-def _run_objects(component: Any, search_depth: int) -> Iterator[Any]:
+def _find_shared_objects(component: Any, search_depth: int) -> Iterator[Any]:
     if isinstance(component, SHARED_OBJECT_TYPES):
         yield component
     elif search_depth and not isinstance(component, (Tensor, np.ndarray, str, bytes, int, float, type)):
         members = list(component.values()) if isinstance(component, Mapping) else []
         members += list(component) if isinstance(component, (list, tuple)) else []
         for member in [*members, *getattr(component, "__dict__", {}).values()]:
-            yield from _run_objects(member, search_depth - 1)
+            yield from _find_shared_objects(member, search_depth - 1)
 
 
-def take_snapshot(component: Any) -> Node:
+def take_snapshot(component: Any) -> SnapshotNode:
     """Return a snapshot of a part without the objects that it was set up with."""
     return snapshot(component, skipped_types=SHARED_OBJECT_TYPES)
 
 
-def changed_paths(component: Any, snapshot_before: Node) -> list[str]:
+def changed_attribute_paths(component: Any, snapshot_before: SnapshotNode) -> list[str]:
     """Return the paths at which a part has changed since a snapshot by `take_snapshot`."""
     return differing_paths(snapshot_before, take_snapshot(component))
 
 
-def increased_counters(component: Any, snapshot_before: Node) -> list[str]:
+def increased_attribute_names(component: Any, snapshot_before: SnapshotNode) -> list[str]:
     """Return the names of a part's own attributes that have increased since a snapshot by `take_snapshot`."""
     return [
         path
-        for path in changed_paths(component, snapshot_before)
+        for path in changed_attribute_paths(component, snapshot_before)
         if path.isidentifier() and path in getattr(component, "__dict__", {})
     ]
 
@@ -153,7 +159,7 @@ def is_close(first_tensor: Tensor, second_tensor: Tensor, scale: float | None = 
     )
 
 
-def first_difference(first_tensors: NamedTensors, second_tensors: NamedTensors) -> str | None:
+def first_differing_name(first_tensors: NamedTensors, second_tensors: NamedTensors) -> str | None:
     """Return the first name under which two batches, carries or states are not bitwise equal."""
     for tensor_name, value in first_tensors.items():
         if (

@@ -20,7 +20,7 @@ from fedsim.core.federation import Cohort
 from fedsim.core.memory import Memory
 from fedsim.core.report import Report
 from fedsim.local import LocalRule
-from fedsim.models import RowModel
+from fedsim.models import StatelessModel
 from fedsim.run.round_clock import RoundClock
 from fedsim.strategies import Strategy
 from fedsim.trainer import TaskGenerator, Trainer
@@ -66,14 +66,14 @@ class DelayedUpdates:
         """
         self.delay.setup(self.federation)
         if self.active:
-            self._check(self.strategy, self.trainer.local_rule, self.trainer.model)
+            self._check_delay_support(self.strategy, self.trainer.local_rule, self.trainer.model)
 
     @property
     def active(self) -> bool:
         """Whether a row may arrive in a later round than that in which it was started."""
         return self.delay.active or self.round_clock.clock.delivers_late_rows
 
-    def _check(self, strategy: Strategy[Any], local_rule: LocalRule, model: RowModel) -> None:
+    def _check_delay_support(self, strategy: Strategy[Any], local_rule: LocalRule, model: StatelessModel) -> None:
         """Refuse settings that have no meaning for late rows, or that would deliver them on time by another way."""
         name = type(strategy).__name__
         if self.delay.active and self.round_clock.clock.delivers_late_rows:
@@ -89,7 +89,7 @@ class DelayedUpdates:
                 f"statistics ({next(iter(model.statistics))}, …) that the server averages would not be delayed; keep "
                 "them with the client by columns=fedbn, or set delay=none"
             )
-        if any(local_rule.traffic(model.dimension)):
+        if any(local_rule.extra_transmitted_numbers(model.dimension)):
             raise ConfigError(
                 f"what local={type(local_rule).__name__} sends besides rows would not be delayed; set delay=none"
             )
@@ -97,20 +97,20 @@ class DelayedUpdates:
     def check_nonfinite_handling(self, on_nonfinite: str) -> None:
         """Refuse a treatment of rows that are not finite which has no meaning for late rows."""
 
-    def without_in_flight(self, active: Cohort, memory: Memory) -> Cohort:
+    def idle_clients(self, active: Cohort, memory: Memory) -> Cohort:
         """Return the clients of the cohort that have no row in flight."""
         self.net_delayed = np.zeros(self.federation.num_replicates, dtype=np.int64)
-        rows = self._busy_clients(memory)
+        rows = self._in_flight_entries(memory)
         if not rows:
             return active
         free_mask = ~np.isin(active.host_index.virtual_clients, rows["virtual"].numpy())
         return active if free_mask.all() else active.subset(np.flatnonzero(free_mask))
 
-    def _busy_clients(self, memory: Memory) -> dict[str, Tensor]:
+    def _in_flight_entries(self, memory: Memory) -> dict[str, Tensor]:
         """Return the stored entries of clients that have rows in flight, whose numbers are under 'virtual'."""
         return memory.in_flight
 
-    def round_steps(
+    def generate_round_tasks(
         self,
         start: Tensor | dict[str, Tensor],
         cohort: Cohort,
@@ -120,8 +120,8 @@ class DelayedUpdates:
         accept_rows: AcceptRows | None = None,
     ) -> TaskGenerator[Report]:
         """Do a round's local work, and return the report of the rows that arrive in it; the arguments are those of
-        `Trainer.round_steps`."""
-        report = yield from self.trainer.round_steps(start, cohort, t, deployed, memory, accept_rows)
+        `Trainer.generate_round_tasks`."""
+        report = yield from self.trainer.generate_round_tasks(start, cohort, t, deployed, memory, accept_rows)
         return self(report, memory)
 
     def __call__(self, report: Report, memory: Memory) -> Report:

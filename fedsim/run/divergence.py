@@ -13,12 +13,12 @@ from torch import Tensor
 
 from fedsim.core.errors import ConfigError, DivergenceError
 from fedsim.core.federation import Cohort, Federation
-from fedsim.core.numerical import is_numerical
+from fedsim.core.numerical import is_numerical_error
 from fedsim.core.per_seed import largest_value
 from fedsim.core.report import Report
 from fedsim.evaluation import EvaluationResult
 from fedsim.local import LocalRule
-from fedsim.models import RowModel
+from fedsim.models import StatelessModel
 from fedsim.strategies import State, Strategy
 
 log = logging.getLogger(__name__)
@@ -43,7 +43,7 @@ def divergence_remedy(rule: LocalRule, strategy: Strategy[Any]) -> str:
     return f"lower {', '.join(rates[:-1])}{' and ' if rates[1:] else ''}{rates[-1]}{clip}"
 
 
-def check_initial_models(model: RowModel, rows: Tensor) -> None:
+def check_initial_models(model: StatelessModel, rows: Tensor) -> None:
     """Refuse initial models [R, d] that are not finite.
 
     Raises:
@@ -100,7 +100,7 @@ class DivergenceGuard:
         self.dropped_records = [] if dropped is None else dropped
         self.remedy, self.nonfinite_replicates = remedy, set[int]()
         self.first_nonfinite_round_of_rows = torch.full(
-            (federation.num_rows,), _NEVER_NONFINITE, device=federation.device
+            (federation.num_memory_rows,), _NEVER_NONFINITE, device=federation.device
         )
         self.first_nonfinite_round_of_models = torch.full(
             (federation.num_replicates,), _NEVER_NONFINITE, device=federation.device
@@ -114,7 +114,7 @@ class DivergenceGuard:
     def without_dropped_replicates(self, cohort: Cohort, t: int) -> Cohort:
         """Return the cohort without dropped replicates. A replicate is dropped at the evaluation after it diverged,
         which synchronises the device anyway, so that the round of the drop depends only on the round of divergence."""
-        return self.without_replicates(self.excluded_replicates(t), cohort)
+        return self.exclude_replicates(self.excluded_replicates(t), cohort)
 
     def excluded_replicates(self, t: int) -> list[int]:
         """Return the replicates that are dropped in round t."""
@@ -140,7 +140,7 @@ class DivergenceGuard:
                 {"replicate": replicate, "seed": seed, "round": divergence_round, "clients": [], "reason": drop_reason}
             )
 
-    def without_replicates(self, replicates: list[int], cohort: Cohort) -> Cohort:
+    def exclude_replicates(self, replicates: list[int], cohort: Cohort) -> Cohort:
         """Return the rows of all replicates but these."""
         if not replicates:
             return cohort
@@ -189,12 +189,12 @@ class DivergenceGuard:
         )
 
     @contextlib.contextmanager
-    def catch_errors(self, t: int, state: State, report: Report) -> Iterator[None]:
+    def raise_as_divergence(self, t: int, state: State, report: Report) -> Iterator[None]:
         """Within the block, errors of numerical routines in the aggregation of round t are treated as divergence."""
         try:
             yield
         except Exception as error:
-            if not is_numerical(error):
+            if not is_numerical_error(error):
                 raise
             raise self.divergence_error(t, state, report, error) from error
 
@@ -221,7 +221,7 @@ class DivergenceGuard:
         try:
             return evaluator(models)
         except Exception as error:
-            if not is_numerical(error):
+            if not is_numerical_error(error):
                 raise
             finite = torch.isfinite(models).all(1)
             try:
@@ -229,7 +229,7 @@ class DivergenceGuard:
                     raise
                 return evaluator(torch.where(finite[:, None], models, models[finite][:1]))
             except Exception as retry_error:
-                if not is_numerical(retry_error):
+                if not is_numerical_error(retry_error):
                     raise
                 raise DivergenceError(
                     f"models of {self.strategy} cannot be evaluated after round {completed_rounds}: "

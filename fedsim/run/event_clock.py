@@ -12,7 +12,7 @@ from fedsim.availability.clock import Events, Work
 from fedsim.core.errors import ConfigError
 from fedsim.core.federation import Cohort
 from fedsim.core.memory import Memory
-from fedsim.run.event_queue import EventQueue, TaskCandidates, TransferLoads
+from fedsim.run.event_queue import EventQueue, StartCandidates, TransferLoads
 from fedsim.run.round_clock import RoundClock, RoundDurations
 from fedsim.run.shared_links import FINISHED, ClientTask, SharedLinkQueue
 from fedsim.run.traffic import Traffic
@@ -53,17 +53,17 @@ class EventClock(RoundClock):
             np.argsort(host_index.virtual_clients[order] // federation.clients, kind="stable")
         ]  # by replicate
         virtual_clients = host_index.virtual_clients[order]
-        failure_times = clock.failure_times(t, virtual_clients)
-        needed_seconds = client_durations.needed_seconds[order] + clock.pauses(t, virtual_clients)
-        event_queues = self._queues()
+        failure_times = clock.failure_fractions(t, virtual_clients)
+        needed_seconds = client_durations.needed_seconds[order] + clock.pause_seconds(t, virtual_clients)
+        event_queues = self._restore_queues()
         bounds = np.searchsorted(virtual_clients // federation.clients, np.arange(len(event_queues) + 1))
         started_clients, lost_clients, arrived_clients = list[int](), list[int](), list[int]()
         target = clock.target
         assert target is not None
         for r, (queue, (a, b)) in enumerate(zip(event_queues, itertools.pairwise(bounds), strict=True)):
-            transfers = self._transfers(virtual_clients[a:b])
-            candidates = TaskCandidates(virtual_clients[a:b], needed_seconds[a:b], failure_times[a:b], transfers)
-            step = queue.advance_to_update(candidates, target, clock.concurrency, self._deadline)
+            transfers = self._transfer_loads(virtual_clients[a:b])
+            candidates = StartCandidates(virtual_clients[a:b], needed_seconds[a:b], failure_times[a:b], transfers)
+            step = queue.advance_until_update(candidates, target, clock.concurrency, self._deadline)
             queue.current_time += clock.server if step.aggregated_clients else 0.0
             self.seconds[r], self.num_dropped_late[r] = queue.current_time, len(step.failing_clients)
             self.late_clients[r] = len(set(step.started_clients) - set(step.aggregated_clients))
@@ -104,18 +104,18 @@ class EventClock(RoundClock):
         """Return which clients of a synchronous round count, [n]: the server updates its model once all of them have
         arrived."""
         clock, virtual_clients = self.clock, requested_cohort.host_index.virtual_clients
-        failure_times = clock.failure_times(requested_cohort.round, virtual_clients)
-        needed_seconds = needed_seconds + clock.pauses(requested_cohort.round, virtual_clients)
+        failure_times = clock.failure_fractions(requested_cohort.round, virtual_clients)
+        needed_seconds = needed_seconds + clock.pause_seconds(requested_cohort.round, virtual_clients)
         counted_mask = np.zeros(len(virtual_clients), dtype=bool)
         for r, (a, b) in enumerate(itertools.pairwise(requested_cohort.replicate_bounds)):
             waiting_positions = a + np.flatnonzero(is_waited_for[a:b])
-            event_queue = self._empty_queue()
+            event_queue = self._make_empty_queue()
             target_count = min(len(waiting_positions), clock.first or len(waiting_positions))
-            transfers = self._transfers(virtual_clients[waiting_positions])
-            candidates = TaskCandidates(
+            transfers = self._transfer_loads(virtual_clients[waiting_positions])
+            candidates = StartCandidates(
                 waiting_positions, needed_seconds[waiting_positions], failure_times[waiting_positions], transfers
             )
-            step = event_queue.advance_to_update(candidates, target_count, deadline=self._deadline)
+            step = event_queue.advance_until_update(candidates, target_count, deadline=self._deadline)
             arrived_clients = (
                 step.aggregated_clients or event_queue.buffered_clients
             )  # if some failed, those that have arrived
@@ -133,7 +133,7 @@ class EventClock(RoundClock):
     def _deadline(self) -> float:
         return math.inf if self.clock.deadline is None else self.clock.deadline
 
-    def _transfers(self, virtual_clients: np.ndarray) -> TransferLoads | None:
+    def _transfer_loads(self, virtual_clients: np.ndarray) -> TransferLoads | None:
         """Return what these virtual clients send and receive through shared links."""
         if not self.clock.shares_links:
             return None
@@ -142,16 +142,16 @@ class EventClock(RoundClock):
         with np.errstate(divide="ignore"):
             return TransferLoads(down, up, *(1 / byte[virtual_clients] for byte in self.clock.byte))
 
-    def _empty_queue(self, seconds: float = 0.0) -> EventQueue:
+    def _make_empty_queue(self, seconds: float = 0.0) -> EventQueue:
         """Return a queue without clients in flight, at so many virtual seconds."""
         if not self.clock.shares_links:
             return EventQueue(seconds)
         down, up = (math.inf if rate is None else rate for rate in (self.clock.shared_down, self.clock.shared_up))
         return SharedLinkQueue(seconds, download_capacity=down, upload_capacity=up, transfer_time=seconds)
 
-    def _queues(self) -> list[EventQueue]:
+    def _restore_queues(self) -> list[EventQueue]:
         """Return the queues of all replicates, as they are in the memory."""
-        event_queues = [self._empty_queue(float(seconds)) for seconds in self.seconds]
+        event_queues = [self._make_empty_queue(float(seconds)) for seconds in self.seconds]
         if not self.memory.queue:
             return event_queues
         columns = (self.memory.queue[name].tolist() for name in ("at", "virtual", "fails", "arrived"))
@@ -173,7 +173,7 @@ class EventClock(RoundClock):
         """Put the task of entry k of the memory back into its queue."""
         queue_entry = {name: value[k].item() for name, value in self.memory.queue.items()}
         client = int(queue_entry["virtual"])
-        transfers = self._transfers(np.array([client]))
+        transfers = self._transfer_loads(np.array([client]))
         assert transfers is not None
         rates = float(transfers.down_rate[0]), float(transfers.up_rate[0])
         sizes = float(queue_entry["down"]), float(queue_entry["seconds"]), float(queue_entry["up"])

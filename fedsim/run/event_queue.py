@@ -28,7 +28,7 @@ class TransferLoads:
 
 
 @dataclass
-class TaskCandidates:
+class StartCandidates:
     """Attributes (n clients that may start, in the order in which they do):
 
     virtual_clients: [n] who.
@@ -44,7 +44,7 @@ class TaskCandidates:
 
 
 @dataclass
-class ServerStep:
+class ServerStepEvents:
     """The events until the server updated its model; virtual clients in the order of time.
 
     Attributes:
@@ -71,13 +71,13 @@ class EventQueue:
     events: list[QueueEntry] = field(default_factory=list)
     buffered_clients: list[int] = field(default_factory=list)
 
-    def advance_to_update(
+    def advance_until_update(
         self,
-        task_candidates: TaskCandidates,
+        task_candidates: StartCandidates,
         target_count: int,
         max_events: int | None = None,
         deadline: float = math.inf,
-    ) -> ServerStep:
+    ) -> ServerStepEvents:
         """Advance time until the server updates its model: at the arrival that makes `target_count`, or after
         `deadline` seconds. If all clients in flight finish before, the buffer waits for the next call.
 
@@ -87,7 +87,7 @@ class EventQueue:
             max_events: largest number of clients in flight; None: no limit.
             deadline: seconds from now. Arrivals at that time count. A step in which nobody is in flight lasts so long.
         """
-        step, deadline_time = ServerStep(), self.current_time + deadline
+        step, deadline_time = ServerStepEvents(), self.current_time + deadline
         waiting_positions = iter(range(len(task_candidates.virtual_clients)))
         has_clients = self._start_clients(step, task_candidates, waiting_positions, max_events) or bool(
             self.num_in_flight
@@ -119,7 +119,11 @@ class EventQueue:
         """Advance time until it is certain which client in flight is the next to finish, or until this time."""
 
     def _start_clients(
-        self, step: ServerStep, task_candidates: TaskCandidates, waiting_positions: Iterator[int], limit: int | None
+        self,
+        step: ServerStepEvents,
+        task_candidates: StartCandidates,
+        waiting_positions: Iterator[int],
+        limit: int | None,
     ) -> bool:
         """Start candidates at these positions until no place is free; return whether any client started."""
         num_started_before = len(step.started_clients)
@@ -133,7 +137,7 @@ class EventQueue:
                 step.failing_clients.append(client)
         return len(step.started_clients) > num_started_before
 
-    def _start_task(self, client: int, candidates: TaskCandidates, position: int) -> bool:
+    def _start_task(self, client: int, candidates: StartCandidates, position: int) -> bool:
         """Put the client's task in flight; return whether it will fail."""
         seconds, fraction = float(candidates.duration_seconds[position]), float(candidates.failure_fraction[position])
         will_fail = math.isfinite(fraction)

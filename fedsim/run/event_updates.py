@@ -149,7 +149,7 @@ class EventUpdates(DelayedUpdates):
                 "or set clock=devices"
             )
         if self.active:
-            self._check(self.strategy, self.trainer.local_rule, self.trainer.model)
+            self._check_delay_support(self.strategy, self.trainer.local_rule, self.trainer.model)
 
     def check_nonfinite_handling(self, on_nonfinite: str) -> None:
         if self.active and on_nonfinite == "drop_client":
@@ -158,10 +158,10 @@ class EventUpdates(DelayedUpdates):
                 "missing in a buffer; set on_nonfinite=stop, or drop_replicate"
             )
 
-    def _busy_clients(self, memory: Memory) -> dict[str, Tensor]:
+    def _in_flight_entries(self, memory: Memory) -> dict[str, Tensor]:
         return memory.queue  # some slots of `in_flight` may be free
 
-    def round_steps(
+    def generate_round_tasks(
         self,
         start: Tensor | dict[str, Tensor],
         cohort: Cohort,
@@ -171,7 +171,7 @@ class EventUpdates(DelayedUpdates):
         accept_rows: AcceptRows | None = None,
     ) -> TaskGenerator[Report]:
         if not self.active:
-            return (yield from self.trainer.round_steps(start, cohort, t, deployed, memory, accept_rows))
+            return (yield from self.trainer.generate_round_tasks(start, cohort, t, deployed, memory, accept_rows))
         row_slots = RowSlots(memory.in_flight, self.federation)
         self._put_into_slots(row_slots, start, cohort, t)
         arrived_slots = row_slots.select_occupied_slots(
@@ -192,7 +192,7 @@ class EventUpdates(DelayedUpdates):
                 cohort, deployed[:0], {}, no_rows, self.trainer.learning_rate(t), no_rows, np.zeros(0, dtype=np.int64)
             )
             report = replace(report, deployed=deployed, memory=memory, server=deployed)
-        return self._report_arrivals(row_slots, arrived_slots, t, report)
+        return self._build_arrivals_report(row_slots, arrived_slots, t, report)
 
     def _put_into_slots(self, row_slots: RowSlots, start: Tensor | dict[str, Tensor], cohort: Cohort, t: int) -> None:
         """Put the cohort's start rows into slots."""
@@ -235,7 +235,7 @@ class EventUpdates(DelayedUpdates):
             start = row_slots.read_by_prefix(slot_indices, STRATEGY_CARRY_PREFIX) | {
                 "params": row_slots.read(slot_indices, "start")
             }
-        report = yield from self.trainer.round_steps(start, cohort, t, deployed_rows, memory, rounds=rounds)
+        report = yield from self.trainer.generate_round_tasks(start, cohort, t, deployed_rows, memory, rounds=rounds)
         rows = {
             name: value
             for name, attribute in ROW_NAME_BY_REPORT_FIELD.items()
@@ -247,12 +247,12 @@ class EventUpdates(DelayedUpdates):
         row_slots.write(slot_indices, rows)
         return report
 
-    def _report_arrivals(self, row_slots: RowSlots, slot_indices: np.ndarray, t: int, report: Report) -> Report:
+    def _build_arrivals_report(self, row_slots: RowSlots, slot_indices: np.ndarray, t: int, report: Report) -> Report:
         """Return the report of the updates that arrive, and free their slots."""
         if not len(slot_indices):
             no_clients = np.zeros(0, dtype=np.int64)
             if len(report.cohort):
-                report = _without_rows(report)
+                report = _without_row_entries(report)
             return replace(report, cohort=report.cohort.subset(no_clients), samples=no_clients, staleness=no_clients)
         cohort, start_rounds = row_slots.cohort(slot_indices, t), row_slots.host_values("began")[slot_indices]
         of_replicate = cohort.host_index.virtual_clients // self.federation.clients
@@ -270,7 +270,7 @@ class EventUpdates(DelayedUpdates):
         return replace(report, cohort=cohort, carry=carry, samples=samples, staleness=t - start_rounds, **rows)  # type: ignore[arg-type]
 
 
-def _without_rows(report: Report) -> Report:
+def _without_row_entries(report: Report) -> Report:
     """Return the entries of a report that concern the round and the replicates, not rows."""
     rows = {
         name: value[:0] for name in ROW_NAME_BY_REPORT_FIELD.values() if (value := getattr(report, name)) is not None

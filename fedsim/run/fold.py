@@ -34,7 +34,7 @@ from fedsim.run.tracker import Tracker, update_norms
 from fedsim.run.tracking import Result, RunConfig, Tracking
 from fedsim.strategies import State
 from fedsim.trainer import TaskGenerator
-from fedsim.trainer.device_memory import configure_allocator
+from fedsim.trainer.device_memory import raise_malloc_thresholds
 
 T = TypeVar("T")
 
@@ -43,15 +43,15 @@ log = logging.getLogger(__name__)
 PROGRESS_COUNTS = ("samples", "participants", "links", "unanswered")  # of `Progress`, one number for each replicate
 
 
-class UnfoldedError(Exception):
+class FoldFailedError(Exception):
     """Raised if the federation of a folded run fails; the run continues alone."""
 
 
-class FoldedRun:
+class FoldMember:
     """A run that can be folded, and what it was asked to write.
 
     Args:
-        simulation, out, resume, tracking, config: as `Simulation.run_steps` takes them.
+        simulation, out, resume, tracking, config: as `Simulation.run_as_generator` takes them.
 
     Attributes:
         replicates: of the fold, that are the run's.
@@ -97,7 +97,7 @@ class FoldedRun:
         """Make the run's tracker for these replicates of the fold. State and memory are those of the fold before its
         first round; if the run has a checkpoint to resume from, they are filled from there."""
         self.replicates, simulation = replicates, self.simulation
-        own_state, own_memory = self.select_state(state, fold), self.select_memory(memory, fold)
+        own_state, own_memory = self.state_of_run(state, fold), self.select_run_memory(memory, fold)
         checkpoints = simulation.checkpointer(self.folder, self.tracking, self.config.identity, own_state, own_memory)
         resumed_state, progress = simulation.load_checkpoint(checkpoints, own_state, self.resume)
         for entry in dataclasses.fields(own_state):
@@ -106,50 +106,50 @@ class FoldedRun:
         progress.executors = fold.progress.executors
         divergence_guard = simulation.make_divergence_guard(progress)
         divergence_guard.first_nonfinite_round_of_rows, divergence_guard.first_nonfinite_round_of_models = (
-            self.select_entries(fold.divergence_guard.first_nonfinite_round_of_rows, fold),
-            self.select_entries(fold.divergence_guard.first_nonfinite_round_of_models, fold),
+            self.own_entries(fold.divergence_guard.first_nonfinite_round_of_rows, fold),
+            self.own_entries(fold.divergence_guard.first_nonfinite_round_of_models, fold),
         )
-        simulation.participation.share_memory(fold.simulation.participation, replicates)
+        simulation.participation.view_memory_of(fold.simulation.participation, replicates)
         simulation.log_privacy()
         self.tracker = Tracker(
             simulation, self.folder, self.tracking, checkpoints, divergence_guard, progress, self.config
         )
 
-    def select_entries(self, values: Any, fold: FoldTracker) -> Any:
+    def own_entries(self, values: Any, fold: FoldTracker) -> Any:
         """Return a view of the run's entries of an array or tensor [R·k, …] of the fold's replicates."""
         width = len(values) // len(fold.seeds)
         return values[self.replicates.start * width : self.replicates.stop * width]
 
-    def select_state(self, state: State, fold: FoldTracker) -> State:
+    def state_of_run(self, state: State, fold: FoldTracker) -> State:
         """Return the part of the fold's strategy state that is the run's."""
         return type(state)(
-            **{f.name: self.select_entries(getattr(state, f.name), fold) for f in dataclasses.fields(state)}
+            **{f.name: self.own_entries(getattr(state, f.name), fold) for f in dataclasses.fields(state)}
         )
 
-    def select_memory(self, memory: Memory, fold: FoldTracker) -> Memory:
+    def select_run_memory(self, memory: Memory, fold: FoldTracker) -> Memory:
         """Return the part of the fold's client memory that is the run's."""
 
-        def entries_of_run(entries: dict[str, Tensor]) -> dict[str, Tensor]:
-            return {name: self.select_entries(value, fold) for name, value in entries.items()}
+        def select_run_entries(entries: dict[str, Tensor]) -> dict[str, Tensor]:
+            return {name: self.own_entries(value, fold) for name, value in entries.items()}
 
-        clients, server = entries_of_run(memory.clients), entries_of_run(memory.server)
-        return Memory(clients, server, entries_of_run(memory.evaluated), entries_of_run(memory.uplink))
+        clients, server = select_run_entries(memory.clients), select_run_entries(memory.server)
+        return Memory(clients, server, select_run_entries(memory.evaluated), select_run_entries(memory.uplink))
 
-    def select_evaluation(self, evaluation_result: EvaluationResult, fold: FoldTracker) -> EvaluationResult:
+    def select_evaluation_result(self, evaluation_result: EvaluationResult, fold: FoldTracker) -> EvaluationResult:
         """Return the part of the fold's measurements that is the run's."""
 
         def values_of_run(values: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-            return {name: self.select_entries(value, fold) for name, value in values.items()}
+            return {name: self.own_entries(value, fold) for name, value in values.items()}
 
-        def part_or_none(values: np.ndarray | None) -> np.ndarray | None:
-            return None if values is None else self.select_entries(values, fold)
+        def select_or_none(values: np.ndarray | None) -> np.ndarray | None:
+            return None if values is None else self.own_entries(values, fold)
 
         return EvaluationResult(
             values_of_run(evaluation_result.metrics),
-            part_or_none(evaluation_result.client_accuracy),
+            select_or_none(evaluation_result.client_accuracy),
             values_of_run(evaluation_result.client_metrics),
             by_client=values_of_run(evaluation_result.by_client),
-            client_loss=part_or_none(evaluation_result.client_loss),
+            client_loss=select_or_none(evaluation_result.client_loss),
         )
 
     def copy_progress(self, fold: FoldTracker) -> None:
@@ -164,11 +164,11 @@ class FoldedRun:
 
     def finish(self, state: State, fold: FoldTracker) -> Result:
         """Write the files of the end of a run, and return its result."""
-        own_state = self.select_state(state, fold)
+        own_state = self.state_of_run(state, fold)
         self.simulation.trainer.executor_choice = fold.simulation.trainer.executor_choice
         first_model, first_round = fold.initial_models_and_count
         rounds = self.tracker.progress.rounds - first_round
-        report_standstill(self.simulation, self.select_entries(first_model, fold), own_state.model, rounds)
+        report_standstill(self.simulation, self.own_entries(first_model, fold), own_state.model, rounds)
         return self.tracker.finish(own_state)
 
 
@@ -177,33 +177,34 @@ def _unshared_tensor(value: Tensor) -> Tensor:
     return value if is_memory_mapped(value) else value.clone(memory_format=torch.contiguous_format)
 
 
-FoldableSteps = Generator[Any, Any, T]  # yields a `FoldedRun` where it waits for instructions, otherwise local work
+FoldableSteps = Generator[Any, Any, T]  # yields a `FoldMember` where it waits for instructions, otherwise local work
 
 
-def foldable_steps(
+def foldable_run_steps(
     simulation: Simulation,
     out: str | Path | None = None,
     resume: bool = False,
     tracking: Tracking | None = None,
     config: RunConfig | None = None,
 ) -> FoldableSteps[Result]:
-    """`Simulation.run_steps` of a run that waits to be folded. It yields a `FoldedRun`; sent True, it opens that run's
-    tracker and waits for the result. Sent False, or when `UnfoldedError` is thrown, it waits once more and goes on.
+    """`Simulation.run_as_generator` of a run that waits to be folded. It yields a `FoldMember`; sent True, it opens
+    that run's tracker and waits for the result. Sent False, or when `FoldFailedError` is thrown, it waits once more
+    and goes on.
     """
-    folded_run = FoldedRun(simulation, out, resume, tracking, config)
+    folded_run = FoldMember(simulation, out, resume, tracking, config)
     try:
         with locked_folder(folded_run.folder, simulation.federation.ranks):
             if (yield folded_run):
                 with folded_run.tracker:
                     return (yield folded_run)  # type: ignore[no-any-return]
-    except UnfoldedError:
+    except FoldFailedError:
         pass
     yield folded_run
-    return (yield from simulation.run_steps(out, resume, tracking, config))
+    return (yield from simulation.run_as_generator(out, resume, tracking, config))
 
 
-class Job(Generic[T]):
-    """A job that runs `foldable_steps` at some point.
+class FoldJob(Generic[T]):
+    """A job that runs `foldable_run_steps` at some point.
 
     Args:
         steps: of the job.
@@ -216,7 +217,7 @@ class Job(Generic[T]):
 
     def __init__(self, steps: FoldableSteps[T]) -> None:
         self.steps = steps
-        self.waiting_run: FoldedRun | None = None
+        self.waiting_run: FoldMember | None = None
         self.has_ended = False
         self.outcome: T | BaseException | None = None
 
@@ -242,7 +243,7 @@ class Job(Generic[T]):
         self.waiting_run, self.has_ended, self.outcome = None, True, outcome
 
 
-class FoldGuard(DivergenceGuard):
+class FoldDivergenceGuard(DivergenceGuard):
     """Checks all replicates for divergence at once, and passes what concerns a run to the guard of that run.
 
     Args:
@@ -250,13 +251,13 @@ class FoldGuard(DivergenceGuard):
         fold: whose runs are looked at.
     """
 
-    def __init__(self, run: Simulation, fold: Fold[Any]) -> None:
+    def __init__(self, run: Simulation, fold: FoldedJobs[Any]) -> None:
         super().__init__(run.federation, type(run.strategy).__name__)
         self.fold = fold
 
     def without_dropped_replicates(self, cohort: Cohort, t: int) -> Cohort:
         """Return the rows of replicates whose runs continue and have not dropped them."""
-        return self.without_replicates(self.fold.excluded_replicates(t), cohort)
+        return self.exclude_replicates(self.fold.excluded_replicates(t), cohort)
 
     def handle_nonfinite(self) -> None:
         """End the runs that cannot continue after a divergence."""
@@ -270,7 +271,7 @@ class FoldGuard(DivergenceGuard):
             return
         for folded in list(self.fold.active_runs):
             if is_diverged[folded.replicates].any():
-                self.fold.call_for_run(folded, folded.tracker.divergence_guard.handle_nonfinite)
+                self.fold.call_or_end_run(folded, folded.tracker.divergence_guard.handle_nonfinite)
 
 
 class FoldTracker(Tracker):
@@ -283,10 +284,10 @@ class FoldTracker(Tracker):
         progress: of the fold, at its start.
     """
 
-    def __init__(self, run: Simulation, fold: Fold[Any], memory: Memory, progress: Progress) -> None:
+    def __init__(self, run: Simulation, fold: FoldedJobs[Any], memory: Memory, progress: Progress) -> None:
         options = Tracking(progress="none", tensorboard=False)
         checkpoints = Checkpointer(None, "auto", {}, memory)
-        super().__init__(run, None, options, checkpoints, FoldGuard(run, fold), progress)
+        super().__init__(run, None, options, checkpoints, FoldDivergenceGuard(run, fold), progress)
         self.fold = fold
         self._update_norms: np.ndarray | None = None  # [n] of the last round's updates, if an observer shows them
         self._bounds: Sequence[int] = ()
@@ -299,22 +300,22 @@ class FoldTracker(Tracker):
         """Open the folders of all runs, and evaluate their initial models, except for resumed runs."""
         self._state, running = state, list(self.fold.active_runs)
         if running:
-            self._resume([folded.tracker.progress for folded in running])
+            self._restore_progress([folded.tracker.progress for folded in running])
         self.initial_models_and_count = state.model.clone(), self.progress.rounds
         initial_result = None if self.progress.rounds else self.evaluate(state, 0)
         for folded in running:
             run_measurement = None
             if initial_result is not None:
                 run_measurement, folded.tracker.models = (
-                    self._run_evaluation(folded, initial_result),
-                    folded.select_entries(self.models, self),
+                    self._select_run_evaluation(folded, initial_result),
+                    folded.own_entries(self.models, self),
                 )
-            self.fold.call_for_run(folded, folded.tracker.start_with_evaluation, run_measurement)
+            self.fold.call_or_end_run(folded, folded.tracker.start_from_evaluation, run_measurement)
             if folded.tracker.end_reason is not None:
                 self._finish(folded)
         self.end_reason = self.fold.end_reason
 
-    def _resume(self, progresses: list[Progress]) -> None:
+    def _restore_progress(self, progresses: list[Progress]) -> None:
         """Continue from the progress of the runs."""
         self.progress.rounds, self.progress.unevaluated = progresses[0].rounds, progresses[0].unevaluated
         for folded, progress in zip(self.fold.active_runs, progresses, strict=True):
@@ -337,7 +338,7 @@ class FoldTracker(Tracker):
     def notify_round_completed(self, completed_rounds: int) -> None:
         """Tell the observers of all runs."""
         for folded in list(self.fold.active_runs):
-            self.fold.call_for_run(folded, folded.tracker.notify_round_completed, completed_rounds)
+            self.fold.call_or_end_run(folded, folded.tracker.notify_round_completed, completed_rounds)
 
     def checkpoint_due(self, rounds: int, num_runs: int) -> bool:
         """Return whether a checkpoint of some run is due."""
@@ -347,15 +348,15 @@ class FoldTracker(Tracker):
         """Pass an evaluation to the runs."""
         for folded in list(self.fold.active_runs):
             folded.copy_progress(self)
-            folded.tracker.models = folded.select_entries(self.models, self)
-            self.fold.call_for_run(
-                folded, folded.tracker.record_evaluation, self._run_evaluation(folded, evaluation_result)
+            folded.tracker.models = folded.own_entries(self.models, self)
+            self.fold.call_or_end_run(
+                folded, folded.tracker.record_evaluation, self._select_run_evaluation(folded, evaluation_result)
             )
         self.progress.participants, self.progress.unevaluated = [0.0] * len(self.seeds), 0
 
-    def _run_evaluation(self, folded: FoldedRun, evaluation_result: EvaluationResult) -> EvaluationResult:
+    def _select_run_evaluation(self, folded: FoldMember, evaluation_result: EvaluationResult) -> EvaluationResult:
         """Return a run's part of an evaluation, with what its observers are shown."""
-        run_measurement = folded.select_evaluation(evaluation_result, self)
+        run_measurement = folded.select_evaluation_result(evaluation_result, self)
         if folded.tracking.all_observers:
             update_norms = self._update_norms
             if update_norms is not None:
@@ -367,7 +368,7 @@ class FoldTracker(Tracker):
     def reason_to_end(self) -> str | None:
         """End the runs whose stopping criteria are met; return a reason if no run is left."""
         for folded in list(self.fold.active_runs):
-            reason = self.fold.call_for_run(folded, folded.tracker.reason_to_end)
+            reason = self.fold.call_or_end_run(folded, folded.tracker.reason_to_end)
             if reason is not None:
                 folded.tracker.end_reason = reason
                 self._save_checkpoint(folded)
@@ -379,24 +380,24 @@ class FoldTracker(Tracker):
         for folded in list(self.fold.active_runs):
             self._save_checkpoint(folded)
 
-    def _save_checkpoint(self, folded: FoldedRun) -> None:
+    def _save_checkpoint(self, folded: FoldMember) -> None:
         folded.copy_progress(self)
-        folded.tracker.checkpoints.memory = folded.select_memory(self.checkpoints.memory, self)
-        self.fold.call_for_run(folded, folded.tracker.save_checkpoint, folded.select_state(self._state, self))
+        folded.tracker.checkpoints.memory = folded.select_run_memory(self.checkpoints.memory, self)
+        self.fold.call_or_end_run(folded, folded.tracker.save_checkpoint, folded.state_of_run(self._state, self))
 
-    def finish_all(self) -> None:
+    def finish_all_runs(self) -> None:
         """Finish all runs that are left."""
         for folded in list(self.fold.active_runs):
             self._finish(folded)
 
-    def _finish(self, folded: FoldedRun) -> None:
+    def _finish(self, folded: FoldMember) -> None:
         if folded in list(self.fold.active_runs):  # its checkpoint could be written
-            result = self.fold.call_for_run(folded, folded.finish, self._state, self)
+            result = self.fold.call_or_end_run(folded, folded.finish, self._state, self)
             if result is not None:
                 self.fold.end_run(folded, result)
 
 
-class Fold(Generic[T]):
+class FoldedJobs(Generic[T]):
     """Runs jobs whose runs wait to be folded (`Job.waiting_run`) as one federation.
 
     Args:
@@ -407,46 +408,46 @@ class Fold(Generic[T]):
         active_runs: the runs that have not ended.
     """
 
-    def __init__(self, jobs: Sequence[Job[T]], federation: Callable[[], Simulation]) -> None:
+    def __init__(self, jobs: Sequence[FoldJob[T]], federation: Callable[[], Simulation]) -> None:
         self.jobs, self.make_simulation = jobs, federation
-        self.active_runs: list[FoldedRun] = []
-        self._jobs_by_run: dict[FoldedRun, Job[T]] = {}
+        self.active_runs: list[FoldMember] = []
+        self._jobs_by_run: dict[FoldMember, FoldJob[T]] = {}
         self._ended_replicates: list[int] = []
 
-    def round_steps(self) -> TaskGenerator[None]:
+    def generate_round_tasks(self) -> TaskGenerator[None]:
         """The rounds of all jobs, as a generator of their local tasks.
 
         Raises:
             Stopped: a signal came when all runs had ended.
         """
         try:
-            yield from self._run_folded()
+            yield from self._run_jobs_folded()
         except Stopped as stop_error:
             if not self.active_runs:
                 raise
             for folded in list(self.active_runs):
                 self.end_run(folded, Stopped(str(stop_error)))
         except Exception as error:
-            self._run_separately(f"{type(error).__name__}: {' '.join(str(error).split())}")
+            self._continue_jobs_separately(f"{type(error).__name__}: {' '.join(str(error).split())}")
         except BaseException:
             for job in self.jobs:
                 job.steps.close()
             raise
 
-    def _run_separately(self, reason: str) -> None:
+    def _continue_jobs_separately(self, reason: str) -> None:
         log.info("%d jobs cannot be one federation (%s); each continues alone", len(self.jobs), reason)
         for folded in list(self.active_runs):
-            self.end_run(folded, UnfoldedError())
+            self.end_run(folded, FoldFailedError())
         for job in self.jobs:
             if job.waiting_run is not None and job.waiting_run not in self._jobs_by_run:
                 job.resume(False)
 
-    def _run_folded(self) -> TaskGenerator[None]:
+    def _run_jobs_folded(self) -> TaskGenerator[None]:
         simulation = self.make_simulation()
         for job in self.jobs:
             assert job.waiting_run is not None
             simulation.check_same_parts(job.waiting_run.simulation)
-        configure_allocator(simulation.device)
+        raise_malloc_thresholds(simulation.device)
         state = simulation.initial_state()
         memory = simulation.initial_memory(state)
         simulation.rehearse(state, memory)
@@ -459,8 +460,8 @@ class Fold(Generic[T]):
         with FoldTracker(simulation, self, memory, progress) as tracker:
             self._open_trackers(tracker, state, memory)
             tracker.start(state)
-            yield from simulation.training_steps(state, memory, tracker)
-            tracker.finish_all()
+            yield from simulation.training_local_tasks(state, memory, tracker)
+            tracker.finish_all_runs()
 
     def _open_trackers(self, tracker: FoldTracker, state: State, memory: Memory) -> None:
         """Open the trackers of all runs."""
@@ -473,7 +474,7 @@ class Fold(Generic[T]):
             )
             self._jobs_by_run[folded] = job
             self.active_runs.append(folded)
-            self.call_for_run(folded, folded.open_tracker, tracker, replicates, state, memory)
+            self.call_or_end_run(folded, folded.open_tracker, tracker, replicates, state, memory)
             if not job.has_ended:
                 job.resume(True)
 
@@ -491,7 +492,7 @@ class Fold(Generic[T]):
         ]
         return self._ended_replicates + given_up
 
-    def call_for_run(self, folded: FoldedRun, call: Callable[..., Any], *args: Any) -> Any:
+    def call_or_end_run(self, folded: FoldMember, call: Callable[..., Any], *args: Any) -> Any:
         """Return the result of a call; an error ends this run and no other."""
         try:
             return call(*args)
@@ -499,7 +500,7 @@ class Fold(Generic[T]):
             self.end_run(folded, error)
         return None
 
-    def end_run(self, folded: FoldedRun, outcome: Result | BaseException) -> None:
+    def end_run(self, folded: FoldMember, outcome: Result | BaseException) -> None:
         """End a run with its result or error."""
         self.active_runs.remove(folded)
         self._ended_replicates += range(folded.replicates.start, folded.replicates.stop)

@@ -16,11 +16,11 @@ from fedsim.core import checksums
 from fedsim.core.errors import ConfigError
 from fedsim.core.files import replacement_file, write_json
 from fedsim.core.lock import Lock
-from fedsim.core.ranks import Ranks
+from fedsim.core.ranks import ProcessRanks
 from fedsim.run.progress import Progress
 from fedsim.run.run_files import BEST_MODELS_FILE, CONFIG_FILE, CONSTANTS_FILE, ENVIRONMENT_FILE, SUMMARY_FILE
 from fedsim.run.tracking import clients
-from fedsim.run.tracking.clients import Clients
+from fedsim.run.tracking.clients import ClientSummary
 from fedsim.run.tracking.environment import environment_facts
 from fedsim.run.tracking.metrics_csv import METRICS_FILENAME, MetricsCSV, rows_up_to_round
 from fedsim.run.tracking.pictures import run_pictures
@@ -35,7 +35,7 @@ T = TypeVar("T")
 
 
 @contextlib.contextmanager
-def locked_folder(path: Path | None, ranks: Ranks) -> Iterator[None]:
+def locked_folder(path: Path | None, ranks: ProcessRanks) -> Iterator[None]:
     """Within the block the run folder is locked for this run; None if the run has no folder. With several ranks the
     first one locks it for all.
 
@@ -43,7 +43,7 @@ def locked_folder(path: Path | None, ranks: Ranks) -> Iterator[None]:
         ConfigError: it is another's, or it cannot be written.
     """
     lock, lock_problem = None, None
-    if path is not None and ranks.is_first:
+    if path is not None and ranks.is_main_rank:
         try:
             lock = Lock(path)
         except ConfigError as error:
@@ -66,17 +66,17 @@ def _displayed_path(path: Path) -> Path:
     return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
 
 
-def holding_folder_lock(method: Callable[P, TaskGenerator[T]]) -> Callable[P, TaskGenerator[T]]:
+def with_folder_lock(method: Callable[P, TaskGenerator[T]]) -> Callable[P, TaskGenerator[T]]:
     """Decorate steps of an object with a `federation`, so that they hold the lock of the folder `out`, their first
     argument."""
 
     @functools.wraps(method)
-    def steps(*args: P.args, **kwargs: P.kwargs) -> TaskGenerator[T]:
+    def locked_steps(*args: P.args, **kwargs: P.kwargs) -> TaskGenerator[T]:
         out: Any = kwargs.get("out", args[1] if len(args) > 1 else None)
         with locked_folder(None if out is None else Path(out), args[0].federation.ranks):  # type: ignore[attr-defined]
             return (yield from method(*args, **kwargs))
 
-    return steps
+    return locked_steps
 
 
 class RunFolder:
@@ -163,7 +163,7 @@ class RunFolder:
         """Wait until all rows are on the disk, since a checkpoint refers to them."""
         self._csv.flush_to_disk()
 
-    def write_clients(self, known_clients: Clients) -> None:
+    def write_clients_npz(self, known_clients: ClientSummary) -> None:
         """Write clients.npz at the end of a run."""
         clients.write(self.path / clients.CLIENTS_FILENAME, known_clients)
 

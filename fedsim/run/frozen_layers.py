@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from fedsim.data.datasets import Dataset
 from fedsim.evaluation.calibration import CALIBRATED
 from fedsim.local.performative import PFL
-from fedsim.models import RowModel
+from fedsim.models import StatelessModel
 from fedsim.models.features import FeatureLayer
 from fedsim.models.frozen_prefix import FrozenPrefix
 from fedsim.models.losses import LOSSES, UNLABELLED_LOSSES
@@ -30,7 +30,7 @@ MEMORY_SHARE = 0.5  # share of the free memory that their outputs may take
 log = logging.getLogger(__name__)
 
 
-def without_frozen_layers(model: RowModel, components: Parts, population: Population) -> RowModel:
+def without_frozen_layers(model: StatelessModel, components: Parts, population: Population) -> StatelessModel:
     """Return the model without its first frozen layers, whose outputs replace the inputs of the run's data set. Return
     the model as it is, and log why, if that would change results or if there is nothing to gain.
 
@@ -40,34 +40,34 @@ def without_frozen_layers(model: RowModel, components: Parts, population: Popula
         population: whose data set is changed.
     """
     dataset = population.dataset
-    reason = why_inputs_stay(model, components, population)
+    reason = input_change_reason(model, components, population)
     if reason is None:
-        drop_keys = {key for key in model.dropout_keys if drops(model.training_module, key)}
-        prefix = FrozenPrefix.find(
+        drop_keys = {key for key in model.dropout_keys if is_dropout_active(model.training_module, key)}
+        prefix = FrozenPrefix.find_longest(
             model.training_module,
             model.evaluation_module,
-            population.data.first_samples(PROBE_SAMPLES, model.dtype)["x"],
+            population.data.example_samples(PROBE_SAMPLES, model.dtype)["x"],
             lambda name: name in model.statistics or name in drop_keys,
         )
-        reason = why_layers_stay(model, components, population, prefix)
+        reason = why_frozen_layers_stay(model, components, population, prefix)
     if reason is not None:
         log.info("trainer.cache_frozen: frozen layers are computed in every step, since %s", reason)
         return model
-    train_x = _outputs(model, prefix, model.training_module, dataset, dataset.train_x)
+    train_x = _frozen_layer_outputs(model, prefix, model.training_module, dataset, dataset.train_x)
     if dataset.test_x is not None:
-        dataset.test_x = _outputs(model, prefix, model.evaluation_module, dataset, dataset.test_x)
+        dataset.test_x = _frozen_layer_outputs(model, prefix, model.evaluation_module, dataset, dataset.test_x)
     dataset.train_x = train_x
     log.info(
         "trainer.cache_frozen: %s of %s computed once; inputs of shape %s, %.0f MB, replace those of dataset=%s",
         "layer " + prefix.stages[0] if len(prefix.stages) == 1 else f"layers {prefix.stages[0]} to {prefix.stages[-1]}",
-        type(model.training_module).__name__, list(dataset.shape), _size(dataset) / 1e6, dataset.name,
+        type(model.training_module).__name__, list(dataset.shape), _dataset_bytes(dataset) / 1e6, dataset.name,
     )  # fmt: skip
-    suffix = model.skipping(prefix, population.data.two_samples(model.dtype))
-    suffix.check(population.data.first_samples(LARGER_BATCH_SIZE, model.dtype), dataset.classes, dataset.name)
+    suffix = model.without_prefix(prefix, population.data.two_samples(model.dtype))
+    suffix.check(population.data.example_samples(LARGER_BATCH_SIZE, model.dtype), dataset.classes, dataset.name)
     return suffix
 
 
-def why_inputs_stay(model: RowModel, components: Parts, population: Population) -> str | None:
+def input_change_reason(model: StatelessModel, components: Parts, population: Population) -> str | None:
     """Return which part of a run changes or reads the inputs of samples; None if no part does."""
     dataset, local_rule, attack = population.dataset, components.local, components.attack
     kind = type(dataset)
@@ -96,7 +96,9 @@ def why_inputs_stay(model: RowModel, components: Parts, population: Population) 
     return next((reason for reason, holds in reasons.items() if holds), None)
 
 
-def why_layers_stay(model: RowModel, components: Parts, population: Population, prefix: FrozenPrefix) -> str | None:
+def why_frozen_layers_stay(
+    model: StatelessModel, components: Parts, population: Population, prefix: FrozenPrefix
+) -> str | None:
     """Return why these layers must stay in the model; None if they can be left out."""
     name = type(model.training_module).__name__
     if not prefix.stages:
@@ -106,25 +108,27 @@ def why_layers_stay(model: RowModel, components: Parts, population: Population, 
         )
     local_rule = components.local
     if getattr(local_rule, "uses_features", False) or CALIBRATED in components.evaluation.models:
-        layer = FeatureLayer.choose(model.evaluation_module, getattr(local_rule, "features", None), "local.features")
-        if prefix.contains(model.training_module, layer.name):
+        layer = FeatureLayer.from_layer_name(
+            model.evaluation_module, getattr(local_rule, "features", None), "local.features"
+        )
+        if prefix.contains_layer(model.training_module, layer.name):
             return f"features are {layer.describe()}, which is frozen"
     dataset = population.dataset
     sample = next(_batches(dataset, dataset.train_x[:1], model))
     numbers = sum(output.numel() for output in prefix.outputs(model.training_module, [sample]))
     samples = len(dataset.train_x) + (0 if dataset.test_x is None else len(dataset.test_x))
-    needed, free = numbers * samples * model.dtype.itemsize, free_memory(model.device)
+    needed, free = numbers * samples * model.dtype.itemsize, free_memory_bytes(model.device)
     if needed > MEMORY_SHARE * free:
         return f"their outputs take {needed / 1e9:.1f} GB, and {model.device} has {free / 1e9:.1f} GB of free memory"
     return None
 
 
-def drops(module: nn.Module, key: str) -> bool:
+def is_dropout_active(module: nn.Module, key: str) -> bool:
     """Return whether the dropout layer with this key changes its inputs."""
     return bool(getattr(module.get_submodule(key.rpartition(".")[0]), "p", 1.0))
 
 
-def free_memory(device: torch.device) -> float:
+def free_memory_bytes(device: torch.device) -> float:
     """Return the free memory of the device in bytes; infinity if it is unknown."""
     if device.type == "cuda":
         return float(torch.cuda.mem_get_info(device)[0])
@@ -134,13 +138,15 @@ def free_memory(device: torch.device) -> float:
         return float("inf")
 
 
-def _batches(dataset: Dataset, x: Tensor, model: RowModel) -> Iterator[Tensor]:
+def _batches(dataset: Dataset, x: Tensor, model: StatelessModel) -> Iterator[Tensor]:
     """Return stored inputs as the model receives them, in batches."""
     for batch in x.split(BATCH_SIZE):
         yield dataset.prepare(batch.to(model.device), model.dtype)
 
 
-def _outputs(model: RowModel, prefix: FrozenPrefix, module: nn.Module, dataset: Dataset, x: Tensor) -> Tensor:
+def _frozen_layer_outputs(
+    model: StatelessModel, prefix: FrozenPrefix, module: nn.Module, dataset: Dataset, x: Tensor
+) -> Tensor:
     """Return the outputs [N, …] of the frozen layers for stored inputs."""
     outputs: Tensor | None = None
     for number, output in enumerate(prefix.outputs(module, _batches(dataset, x, model))):
@@ -151,5 +157,5 @@ def _outputs(model: RowModel, prefix: FrozenPrefix, module: nn.Module, dataset: 
     return outputs
 
 
-def _size(dataset: Dataset) -> int:
+def _dataset_bytes(dataset: Dataset) -> int:
     return dataset.train_x.nbytes + (0 if dataset.test_x is None else dataset.test_x.nbytes)

@@ -15,12 +15,12 @@ from torch import Tensor
 from fedsim.core.errors import ConfigError
 from fedsim.core.federation import Federation
 from fedsim.core.memory import Memory
-from fedsim.core.ranks import Ranks
+from fedsim.core.ranks import ProcessRanks
 from fedsim.strategies import Strategy
 
 
 @dataclass(frozen=True)
-class Layout:
+class RankLayout:
     """Which tensors are divided among ranks.
 
     Attributes:
@@ -30,12 +30,14 @@ class Layout:
             others are the same on every rank.
     """
 
-    ranks: Ranks = field(default_factory=Ranks)
+    ranks: ProcessRanks = field(default_factory=ProcessRanks)
     client_shape: tuple[int, int] = (0, 0)
     fields_divided_by_rank: frozenset[str] = frozenset()
 
     @classmethod
-    def from_run(cls, strategy: Strategy[Any], memory: Memory, model: Tensor, federation: Federation) -> Layout:
+    def from_components(
+        cls, strategy: Strategy[Any], memory: Memory, model: Tensor, federation: Federation
+    ) -> RankLayout:
         """A field of the strategy's state is divided if it is longer in a single process that has all clients."""
         ranks, population_shape = federation.ranks, (federation.num_replicates, federation.clients)
         if ranks.num_ranks == 1:
@@ -44,7 +46,7 @@ class Layout:
             {f.name: getattr(state, f.name).shape[:1] for f in dataclasses.fields(state)}
             for state in (
                 strategy.initial(model[:, :1], federation),
-                strategy.initial(model[:, :1], dataclasses.replace(federation, ranks=Ranks())),
+                strategy.initial(model[:, :1], dataclasses.replace(federation, ranks=ProcessRanks())),
             )
         )
         divided_fields = {
@@ -59,7 +61,7 @@ class Layout:
         of_clients = {tensor_name for tensor_name in memory.named_tensors() if not tensor_name.startswith("server.")}
         return cls(ranks, population_shape, frozenset(divided_fields | of_clients))
 
-    def full_shape(self, name: str, value: Tensor) -> tuple[int, ...]:
+    def global_shape(self, name: str, value: Tensor) -> tuple[int, ...]:
         """Return the shape of this tensor in a single process."""
         return (
             (self.client_shape[0] * self.client_shape[1], *value.shape[1:])
@@ -73,7 +75,7 @@ class Layout:
             return value
         ranks = self.ranks
         local_rows = value.detach().cpu()
-        if not ranks.is_first:
+        if not ranks.is_main_rank:
             ranks.send(local_rows.contiguous(), 0)
             return value
         full_tensor = torch.empty(*self.client_shape, *value.shape[1:], dtype=value.dtype)
@@ -91,7 +93,7 @@ class Layout:
             return in_flight
         row_counts = ranks.all_gather_objects(len(in_flight["virtual"]))
         local_rows = {tensor_name: value.detach().cpu().contiguous() for tensor_name, value in in_flight.items()}
-        if not ranks.is_first:
+        if not ranks.is_main_rank:
             for tensor_name in sorted(local_rows):
                 ranks.send(local_rows[tensor_name], 0)
             return in_flight
@@ -104,7 +106,7 @@ class Layout:
         order = torch.from_numpy(np.lexsort((gathered_rows["virtual"].numpy(), gathered_rows["began"].numpy())))
         return {tensor_name: value[order] for tensor_name, value in gathered_rows.items()}
 
-    def scatter_rows(self, in_flight: dict[str, Tensor]) -> dict[str, Tensor]:
+    def scatter_rows_to_ranks(self, in_flight: dict[str, Tensor]) -> dict[str, Tensor]:
         """Return the rows in flight of this rank's clients, out of those on rank 0."""
         ranks = self.ranks
         if ranks.num_ranks == 1:
@@ -113,7 +115,7 @@ class Layout:
         counts = [int((owner_ranks == rank).sum()) for rank in range(ranks.num_ranks)]
         row_layouts = {name: (tuple(rows.shape[1:]), rows.dtype) for name, rows in sorted(in_flight.items())}
         row_layouts, counts = ranks.broadcast_object((row_layouts, counts))
-        if not ranks.is_first:
+        if not ranks.is_main_rank:
             empty_rows = {
                 name: torch.empty(counts[ranks.rank], *shape, dtype=dtype)
                 for name, (shape, dtype) in row_layouts.items()

@@ -10,8 +10,8 @@ from torch import nn
 from fedsim.core.errors import ConfigError
 from fedsim.data.datasets import Dataset
 from fedsim.data.samples import ClientData
-from fedsim.models import RowModel
-from fedsim.models.fitting import fit_constructor
+from fedsim.models import StatelessModel
+from fedsim.models.fitting import fill_constructor_arguments
 from fedsim.models.losses import LossFunction
 from fedsim.models.probe import LARGER_BATCH_SIZE
 
@@ -34,19 +34,21 @@ class ModelChoice:
     output: str | int | None
     precision: str
 
-    def build(self, data: ClientData) -> RowModel:
+    def build(self, data: ClientData) -> StatelessModel:
         """Build the model of rows for this data set, and try it on a few samples.
 
         Raises:
             ConfigError: it cannot be built for them, or fails on them.
         """
         dataset, federation = data.dataset, data.federation
-        _check_dataset_supported(dataset)
+        _check_extra_inputs(dataset)
         loss = dataset.loss if self.loss is None else self.loss
-        builder = fitted_constructor(self.module, dataset, loss)
+        builder = fit_constructor_to_dataset(self.module, dataset, loss)
         pair, output = data.two_samples(federation.dtype), self.output
-        built = RowModel(builder, loss, self.ridge, federation.device, federation.dtype, self.precision, pair, output)
-        built.check(data.first_samples(LARGER_BATCH_SIZE, federation.dtype), dataset.classes, dataset.name)
+        built = StatelessModel(
+            builder, loss, self.ridge, federation.device, federation.dtype, self.precision, pair, output
+        )
+        built.check(data.example_samples(LARGER_BATCH_SIZE, federation.dtype), dataset.classes, dataset.name)
         return built
 
 
@@ -58,14 +60,14 @@ class GivenModel:
         model: it.
     """
 
-    model: RowModel
+    model: StatelessModel
 
-    def build(self, data: ClientData) -> RowModel:
+    def build(self, data: ClientData) -> StatelessModel:
         """Return the model, whatever the data set."""
         return self.model
 
 
-def _check_dataset_supported(dataset: Dataset) -> None:
+def _check_extra_inputs(dataset: Dataset) -> None:
     """Check that further inputs belong to both training and test samples and have distinct names."""
     name_clashes = sorted({"x", "y", "weight", "client", "row", "key", "deployed", "round"} & dataset.more.keys())
     if name_clashes:
@@ -85,7 +87,7 @@ def _check_dataset_supported(dataset: Dataset) -> None:
             raise ConfigError(f"dataset={dataset.name}: {name} has {len(value)} entries for {len(x)} samples")
 
 
-def fitted_constructor(
+def fit_constructor_to_dataset(
     model: Callable[..., nn.Module] | nn.Module, dataset: Dataset, loss: str | LossFunction
 ) -> Callable[[], nn.Module] | nn.Module:
     """Pass the data set's `shape` and `classes`, and whether each position has a label, to a model's constructor, if it
@@ -96,4 +98,4 @@ def fitted_constructor(
     labels = dataset.train_y if dataset.classes else None
     per_position = None if labels is None else labels.dim() > 1 and not labels.is_floating_point()
     classes = 1 if loss == "logistic" else dataset.classes
-    return fit_constructor(model, dataset.shape, classes, per_position, lambda: dataset.num_tokens)
+    return fill_constructor_arguments(model, dataset.shape, classes, per_position, lambda: dataset.num_tokens)

@@ -29,7 +29,7 @@ LARGE_TENSOR_BYTES = 64 * 2**20  # bytes
 MAX_SEARCH_DEPTH = 4  # depth of attributes and containers in which tensors are searched for
 
 
-class PartCopies:
+class PartCopier:
     """Copies the parts of one simulation; objects that two parts share are shared by their copies.
 
     Args:

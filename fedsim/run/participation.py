@@ -22,7 +22,7 @@ DRIFT_COLUMN, UTILITY_COLUMN, PRESENT_COLUMN = "client_drift", "availability_nor
 STALENESS_COLUMNS = ("staleness_mean", "staleness_max")
 
 
-class Participation:
+class ParticipationRecorder:
     """Records the participation of clients, as far as diagnostics ask for it; its memory is in checkpoints.
 
     Staleness is that of You and Pu (2025): with τ_i(t) the last round, up to t, in which client i took part, −1 before
@@ -57,16 +57,16 @@ class Participation:
                 f"left, and under availability={type(availability).__name__} all clients stay; remove it, or use "
                 "availability=arrivals"
             )
-        judged = evaluator.primary_column
+        judged = evaluator.primary_client_column
         self.measure_name = (
-            judged if has_owners or judged != TEST.format(evaluator.measure_name) else evaluator.local_column
+            judged if has_owners or judged != TEST.format(evaluator.measure_name) else evaluator.own_data_column
         )
         self.last_round, self.longest_absence, self.summed_staleness = np.zeros(0, int), np.zeros(0, int), np.zeros(0)
         self.num_opportunities, self.first_loss = np.zeros(0, int), np.zeros(0)
 
     def memory(self) -> dict[str, Tensor]:
         """The memory before round 0, [R·m'] each; arrays of it are updated in place by rounds."""
-        rows, memory_arrays = self.federation.num_rows, dict[str, np.ndarray]()
+        rows, memory_arrays = self.federation.num_memory_rows, dict[str, np.ndarray]()
         if {"absent", "staleness"} & set(self.diagnostics):
             memory_arrays["last_round"] = self.last_round = np.full(rows, -1, dtype=np.int64)
         if "staleness" in self.diagnostics:
@@ -77,7 +77,7 @@ class Participation:
             memory_arrays["first_loss"] = self.first_loss = np.full(rows, np.nan)
         return {name: torch.from_numpy(values) for name, values in memory_arrays.items()}
 
-    def share_memory(self, source: Participation, replicates: slice) -> None:
+    def view_memory_of(self, source: ParticipationRecorder, replicates: slice) -> None:
         """Share the memory of another run, in which this run has these replicates."""
         for name in ("last_round", "longest_absence", "summed_staleness", "num_opportunities", "first_loss"):
             values: np.ndarray = getattr(source, name)
@@ -148,11 +148,11 @@ class Participation:
                     evaluation_result.by_client[self.measure_name], completed_rounds
                 )
             if "utility" in self.diagnostics:
-                column_values |= self._utility(evaluation_result, completed_rounds)
+                column_values |= self._participation_utility(evaluation_result, completed_rounds)
         if "drift" in self.diagnostics:
-            column_values[DRIFT_COLUMN] = self._drift(report)
+            column_values[DRIFT_COLUMN] = self._mean_client_drift(report)
         if "staleness" in self.diagnostics:
-            rounds_since_last = self._by_replicate(completed_rounds - 1 - self._gather_clients(self.last_round))
+            rounds_since_last = self._by_replicate(completed_rounds - 1 - self._all_gather_clients(self.last_round))
             column_values |= {"staleness_mean": rounds_since_last.mean(1), "staleness_max": rounds_since_last.max(1)}
         return column_values
 
@@ -162,18 +162,18 @@ class Participation:
             return {}
         rounds_since_last = completed_rounds - 1 - self.last_round
         longest_absence = self._by_replicate(
-            self._gather_clients(np.maximum(self.longest_absence, rounds_since_last))
+            self._all_gather_clients(np.maximum(self.longest_absence, rounds_since_last))
         ).max(1)
         mean_subject = (
             self._by_replicate(
-                self._gather_clients(self.summed_staleness + rounds_since_last * (rounds_since_last + 1) / 2)
+                self._all_gather_clients(self.summed_staleness + rounds_since_last * (rounds_since_last + 1) / 2)
             ).mean(1)
             / completed_rounds
         )
         return {"staleness": {"tau_max": [int(value) for value in longest_absence], "tau_avg": mean_subject.tolist()}}
 
     def _absent_clients_metric(self, client_values: np.ndarray, completed_rounds: int) -> dict[str, np.ndarray]:
-        last_round = self._by_replicate(self._gather_clients(self.last_round))
+        last_round = self._by_replicate(self._all_gather_clients(self.last_round))
         last_round = (
             last_round[:, self.evaluator.evaluated_clients]
             if self.measure_name != TEST.format(self.evaluator.measure_name)
@@ -204,7 +204,9 @@ class Participation:
             )
         return column_values
 
-    def _utility(self, evaluation_result: EvaluationResult, completed_rounds: int) -> dict[str, np.ndarray]:
+    def _participation_utility(
+        self, evaluation_result: EvaluationResult, completed_rounds: int
+    ) -> dict[str, np.ndarray]:
         evaluated_clients, loss = self.evaluator.evaluated_clients, evaluation_result.client_loss
         assert loss is not None
         if not completed_rounds:
@@ -212,7 +214,7 @@ class Participation:
             positions = np.searchsorted(evaluated_clients, self.federation.local_clients[local_mask])
             self._by_replicate(self.first_loss)[:, local_mask] = loss[:, positions]
         first_loss, num_opportunities = (
-            self._by_replicate(self._gather_clients(values))[:, evaluated_clients]
+            self._by_replicate(self._all_gather_clients(values))[:, evaluated_clients]
             for values in (self.first_loss, self.num_opportunities)
         )
         gains = np.where(num_opportunities > 0, (first_loss - loss) / np.maximum(num_opportunities, 1), np.nan)
@@ -221,7 +223,7 @@ class Participation:
         nonzero_mean = np.where(mean == 0, np.nan, mean)
         return {UTILITY_COLUMN: mean, f"{UTILITY_COLUMN}_cv": spread / nonzero_mean}
 
-    def _drift(self, report: Report | None) -> np.ndarray:
+    def _mean_client_drift(self, report: Report | None) -> np.ndarray:
         if report is None or report.server is None:
             return np.full(self.federation.num_replicates, np.nan)
         cohort = report.cohort
@@ -229,7 +231,7 @@ class Participation:
         nonempty, mean = cohort.is_nonempty, cohort.mean(distances)
         return np.asarray(torch.where(nonempty, mean, torch.nan).cpu().numpy())
 
-    def _gather_clients(self, values: np.ndarray) -> np.ndarray:
+    def _all_gather_clients(self, values: np.ndarray) -> np.ndarray:
         return self.federation.all_gather_clients(values)
 
     def _by_replicate(self, values: np.ndarray) -> np.ndarray:

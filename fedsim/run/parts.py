@@ -7,7 +7,7 @@ from typing import Any
 
 from fedsim.availability import Availability
 from fedsim.availability.clock import AllWork, Clock, Delay, NoClock, NoDelay, Work
-from fedsim.core.ranks import Ranks
+from fedsim.core.ranks import ProcessRanks
 from fedsim.data.contamination import Contamination, NoContamination
 from fedsim.data.datasets import Dataset
 from fedsim.data.drift import Drift, NoDrift
@@ -17,9 +17,9 @@ from fedsim.evaluation.personal import Personal
 from fedsim.local import SGD, LocalRule
 from fedsim.models.capacity import Capacity, FullCapacity
 from fedsim.models.selectors import Selector
-from fedsim.run.ownership import PartCopies
+from fedsim.run.ownership import PartCopier
 from fedsim.run.rules import Stop
-from fedsim.run.wiring import as_uplink
+from fedsim.run.wiring import uplink_from_stages
 from fedsim.shift import NoShift, Shift
 from fedsim.strategies import FedAvg, Strategy
 from fedsim.trainer import Execution
@@ -31,7 +31,7 @@ PART_TYPES = {  # arguments of a `Simulation` that are parts
     "drift": Drift, "shift": Shift, "contamination": Contamination, "columns": Selector, "capacity": Capacity,
     "personal": Personal,
     "evaluation": EvaluationOptions, "execution": Execution, "stop": Stop, "attack": Attack, "clock": Clock,
-    "work": Work, "delay": Delay, "ranks": Ranks,
+    "work": Work, "delay": Delay, "ranks": ProcessRanks,
 }  # fmt: skip
 PARTS_NEVER_COPIED = ("personal", "stop", "trainer")  # parts that runs never modify and that are not copied
 
@@ -69,18 +69,18 @@ class Parts:
     evaluation: EvaluationOptions = field(default_factory=EvaluationOptions)
 
     @classmethod
-    def from_copies(cls, dataset: Dataset, **components: Any) -> Parts:
+    def copy_of(cls, dataset: Dataset, **components: Any) -> Parts:
         """Build from the user's parts by group; None stands for the default. Objects that two parts share are shared by
         their copies.
 
         Raises:
             ConfigError: `uplink` is neither an uplink nor stages of one.
         """
-        part_copies = PartCopies()
+        part_copies = PartCopier()
         given_components = {group: component for group, component in components.items() if component is not None}
         for group in (group for group in given_components if group not in PARTS_NEVER_COPIED):
             given_components[group] = part_copies(
-                as_uplink(given_components[group]) if group == "uplink" else given_components[group]
+                uplink_from_stages(given_components[group]) if group == "uplink" else given_components[group]
             )
         return cls(
             part_copies(dataset), **given_components

@@ -25,7 +25,7 @@ BYTE_COLUMNS = ("total_bytes_up", "total_bytes_down")
 
 
 @dataclass(frozen=True)
-class Plan:
+class RunCostEstimate:
     """What a run is expected to cost on this machine.
 
     Attributes:
@@ -56,7 +56,7 @@ class Plan:
     total_bytes_down: float
 
 
-class Stopwatch(Observer):
+class TimingObserver(Observer):
     """Notes how long rounds and evaluations take, and ends the run after so many seconds of them.
 
     Attributes:
@@ -73,10 +73,10 @@ class Stopwatch(Observer):
         self.rows: list[MetricsRow] = []
 
     def round_completed(self, completed_rounds: int) -> None:
-        self.round_seconds.append(self._seconds_since_last_event())
+        self.round_seconds.append(self._lap_seconds())
 
     def evaluated(self, event: EvaluationEvent) -> str | None:
-        duration = self._seconds_since_last_event()
+        duration = self._lap_seconds()
         if event.round:
             self.evaluation_seconds.append(duration)
         else:
@@ -85,12 +85,14 @@ class Stopwatch(Observer):
         is_over = self.last_event_time - self.first_evaluation_end >= self.seconds
         return "enough was measured" if is_over and len(self.round_seconds) >= MIN_ROUNDS else None
 
-    def _seconds_since_last_event(self) -> float:
+    def _lap_seconds(self) -> float:
         previous, self.last_event_time = self.last_event_time, time.perf_counter()
         return self.last_event_time - previous
 
 
-def measure_plan(simulation: Simulation, tracking: Tracking, eval_every: int, seconds: float, start: float) -> Plan:
+def estimate_run_cost(
+    simulation: Simulation, tracking: Tracking, eval_every: int, seconds: float, start: float
+) -> RunCostEstimate:
     """Run the first rounds and extrapolate.
 
     Args:
@@ -100,15 +102,17 @@ def measure_plan(simulation: Simulation, tracking: Tracking, eval_every: int, se
         seconds: how many of rounds and evaluations to measure.
         start: when the command was called, by `time.perf_counter`.
     """
-    stopwatch = Stopwatch(seconds)
+    stopwatch = TimingObserver(seconds)
     measured_tracking = dataclasses.replace(tracking, progress="none", observers=[stopwatch])
     with tempfile.TemporaryDirectory() as folder:
         simulation.run(folder, False, measured_tracking)
         end = time.perf_counter()
-    return extrapolate(simulation, stopwatch, eval_every, start, end)
+    return extrapolate_plan(simulation, stopwatch, eval_every, start, end)
 
 
-def extrapolate(simulation: Simulation, stopwatch: Stopwatch, eval_every: int, start: float, end: float) -> Plan:
+def extrapolate_plan(
+    simulation: Simulation, stopwatch: TimingObserver, eval_every: int, start: float, end: float
+) -> RunCostEstimate:
     """The plan that follows from the measured rounds; `start` and `end` are those of the measurement."""
     rounds, measured_rounds = simulation.rounds, len(stopwatch.round_seconds)
     early, late = stopwatch.round_seconds[: measured_rounds // 2], stopwatch.round_seconds[measured_rounds // 2 :]
@@ -124,7 +128,7 @@ def extrapolate(simulation: Simulation, stopwatch: Stopwatch, eval_every: int, s
     bytes_per_round = [
         statistics.mean(float(row[name]) for row in stopwatch.rows) / max(measured_rounds, 1) for name in BYTE_COLUMNS
     ]
-    return Plan(
+    return RunCostEstimate(
         rounds,
         evaluations,
         measured_rounds,

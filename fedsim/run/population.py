@@ -14,7 +14,13 @@ from fedsim.data.datasets.pooled import PooledData
 from fedsim.data.partition import Table
 from fedsim.data.samples import ClientData
 from fedsim.run.parts import Parts
-from fedsim.run.wiring import Compute, client_data, resolve_clients, split_samples, values_per_seed_of
+from fedsim.run.wiring import (
+    ComputeSettings,
+    make_client_data,
+    partition_samples,
+    resolve_data_and_client_count,
+    settings_per_seed,
+)
 from fedsim.shift import Shift
 from fedsim.shift.pooled import PooledShift
 
@@ -47,7 +53,9 @@ class Population:
     values_per_seed: dict[str, Sequence[float]]
 
     @classmethod
-    def build(cls, components: Parts, clients: int | str, seeds: tuple[int, ...], compute: Compute) -> Population:
+    def build(
+        cls, components: Parts, clients: int | str, seeds: tuple[int, ...], compute: ComputeSettings
+    ) -> Population:
         """Distribute the samples among the clients.
 
         Args:
@@ -59,23 +67,23 @@ class Population:
         Raises:
             ConfigError: data, partition, clients, seeds and newcomers do not fit together.
         """
-        per_seed = values_per_seed_of(components.strategy, components.local, components.drift, seeds)
-        dataset, clients = resolve_clients(components.dataset, components.partition, clients)
+        per_seed = settings_per_seed(components.strategy, components.local, components.drift, seeds)
+        dataset, clients = resolve_data_and_client_count(components.dataset, components.partition, clients)
         partition, shift, drift = components.partition, components.shift, components.drift
-        check_drift(components)
+        check_drift_support(components)
         if components.local.pooled:
             log.info("one client holds the data of all %d; partition and availability do not apply", clients)
             shift = PooledShift(shift, dataset, clients)
             dataset = PooledData(dataset, clients, components.local.one_at_a_time)
             clients, partition = 1, None
-        tables = split_samples(dataset, partition, clients, seeds)
+        tables = partition_samples(dataset, partition, clients, seeds)
         validation = not tables or tables[0].validation is not None
         components.personal.check(clients, validation, components.attack is not None and components.attack.active)
         newcomers = components.personal.newcomers
         num_members = clients - newcomers
         member_tables = [table.first(num_members) for table in tables]
         build_client_data = functools.partial(
-            client_data, compute=compute, weighting=components.strategy.weighting, drift=drift
+            make_client_data, compute=compute, weighting=components.strategy.weighting, drift=drift
         )
         data = build_client_data(seeds, num_members, dataset, member_tables, num_newcomers=newcomers)
         all_clients = build_client_data(seeds, clients, dataset, tables, members=num_members) if newcomers else data
@@ -88,7 +96,7 @@ class Population:
         return self.data.federation
 
 
-def check_drift(components: Parts) -> None:
+def check_drift_support(components: Parts) -> None:
     """Refuse a drift together with parts that use the samples of round 0.
 
     Raises:

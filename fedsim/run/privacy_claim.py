@@ -6,12 +6,12 @@ import torch
 
 from fedsim.availability import UniformK
 from fedsim.run.server import Server
-from fedsim.run.training import Training
+from fedsim.run.training import ClientTraining
 from fedsim.uplink.accounting import Privacy, privacy
 from fedsim.uplink.attack import Attack
 
 
-def privacy_claim(server: Server, training: Training, rounds: int) -> Privacy | None:
+def privacy_claim(server: Server, training: ClientTraining, rounds: int) -> Privacy | None:
     """Return the claim after `rounds` rounds; None if rows have no noise."""
     strategy, stages, columns = server.strategy, server.uplink.stages, server.model.columns
     uniform = getattr(strategy, "weighting", "uniform") == "uniform"
@@ -20,7 +20,10 @@ def privacy_claim(server: Server, training: Training, rounds: int) -> Privacy | 
         "the strategy asks clients for losses and gradients": strategy.needs_full_gradients,
         "further vectors go up": strategy.vectors_up > 1,
         strategy.side_information: bool(strategy.side_information),
-        "the local rule sends estimates": training.trainer.local_rule.traffic(server.model.dimension)[1] > 0,
+        "the local rule sends estimates": training.trainer.local_rule.extra_transmitted_numbers(server.model.dimension)[
+            1
+        ]
+        > 0,
         "some clients send what follows from others' rows": any(isinstance(stage, Attack) for stage in stages),
         "how late clients are shows how much data they have": training.round_clock.clock.may_drop_clients
         or training.delayed_updates.active,
@@ -33,7 +36,7 @@ def privacy_claim(server: Server, training: Training, rounds: int) -> Privacy | 
     return privacy(stages, server.availability, server_sees, active_leaks, rounds, remembers_participation)
 
 
-def has_client_memory(server: Server, training: Training) -> bool:
+def has_client_memory(server: Server, training: ClientTraining) -> bool:
     """Return whether local work depends on the earlier rounds in which a client took part."""
     rule, shift, federation = (
         training.trainer.local_rule,

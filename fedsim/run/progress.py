@@ -75,19 +75,19 @@ class Progress:
         round_counts += [
             (name, number)
             for name in ("samples", "unanswered")
-            for number in _entries_of(name, getattr(progress, name))
+            for number in _require_list(name, getattr(progress, name))
         ]
-        for entry in _entries_of("dropped", progress.dropped):
+        for entry in _require_list("dropped", progress.dropped):
             entry_keys = (
                 ("replicate", "round", "clients") if "clients" in entry else ("replicate", "round", "client", "times")
             )
-            round_counts += [(f"dropped {name}", number) for name in entry_keys for number in _flat_values(entry[name])]
+            round_counts += [(f"dropped {name}", number) for name in entry_keys for number in _as_list(entry[name])]
         listed_numbers = [
             ("seconds", progress.seconds),
             *(
                 (name, number)
                 for name in ("participants", "links", "virtual", "joules", "staleness")
-                for number in _entries_of(name, getattr(progress, name))
+                for number in _require_list(name, getattr(progress, name))
             ),
         ]
         for name, value in round_counts:
@@ -96,7 +96,7 @@ class Progress:
         for name, value in listed_numbers:
             if type(value) not in (int, float) or not 0 <= value < math.inf:
                 raise ValueError(f"it records {str(value)[:40]} {name}")
-        for value in _entries_of("regret", progress.regret):
+        for value in _require_list("regret", progress.regret):
             if type(value) not in (int, float) or not math.isfinite(value):
                 raise ValueError(f"it records {str(value)[:40]} regret")
         if not progress.rounds:
@@ -106,11 +106,11 @@ class Progress:
         return progress
 
 
-def _flat_values(value: Any) -> list[Any]:
+def _as_list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [value]
 
 
-def _entries_of(name: str, values: Any) -> list[Any]:
+def _require_list(name: str, values: Any) -> list[Any]:
     if not isinstance(values, list):
         raise TypeError(f"its {name} are no list")
     return values

@@ -29,33 +29,33 @@ from fedsim.core.errors import ConfigError
 from fedsim.core.federation import Cohort
 from fedsim.core.memory import Memory
 from fedsim.core.rewind import Rewind
-from fedsim.core.snapshot import Node, enlarged_counter, snapshot_key
-from fedsim.data.samples import Stored
-from fedsim.models.probe import name_forward_errors, state_outside_refused
+from fedsim.core.snapshot import SnapshotNode, enlarged_counter, snapshot_key
+from fedsim.data.samples import StoredClientData
+from fedsim.models.probe import name_forward_errors, refuse_outside_changes
 from fedsim.models.row_model import is_built_in
 from fedsim.run.contracts import (
     SHARED_OBJECT_TYPES,
     Invariance,
     NamedTensors,
-    changed_paths,
+    changed_attribute_paths,
     contains_user_code,
+    copy_for_trial,
     describe_type,
-    increased_counters,
+    increased_attribute_names,
     is_close,
     is_user_defined,
     take_snapshot,
-    trial_copy,
     user_code_errors,
 )
-from fedsim.run.sample_contract import INVARIANCES, THREAD_INVARIANCE, SampleTrial
+from fedsim.run.sample_contract import INVARIANCES, THREAD_INVARIANCE, ClientComponentsTrial
 from fedsim.run.setup import Setup
-from fedsim.run.strategy_contract import check_strategy
-from fedsim.run.trial_rounds import check_rounds
-from fedsim.run.uplink_contract import check_stages
+from fedsim.run.strategy_contract import check_strategy_contract
+from fedsim.run.trial_rounds import rehearse_rounds
+from fedsim.run.uplink_contract import check_uplink_stages
 from fedsim.strategies import State
 from fedsim.trainer.buffer_recording import BufferRecordingObjective
 from fedsim.trainer.loop_executor import stack_single_row, unstack_first_row
-from fedsim.trainer.objective import PlainObjective, vmap_by_loop
+from fedsim.trainer.objective import AutogradObjective, vmap_by_loop
 from fedsim.trainer.rates import schedule_factor
 
 log = logging.getLogger(__name__)
@@ -63,7 +63,7 @@ log = logging.getLogger(__name__)
 TRIAL_CLIENTS = 3  # of every replicate
 MAX_EVALUATION_SECONDS = 2.0  # number of seconds up to which the user's metrics are computed twice
 MAX_REMEMBERED_OUTCOMES = 256  # number of results that are cached
-_outcome_cache: OrderedDict[Hashable, list[tuple[Invariance[SampleTrial], str]]] = OrderedDict()
+_outcome_cache: OrderedDict[Hashable, list[tuple[Invariance[ClientComponentsTrial], str]]] = OrderedDict()
 
 
 def rehearse_run(simulation: Setup, state: State, memory: Memory) -> None:
@@ -72,27 +72,27 @@ def rehearse_run(simulation: Setup, state: State, memory: Memory) -> None:
     Raises:
         ConfigError: naming the part, what it did and what it must do.
     """
-    _check_availability(simulation)
+    _check_availability_repeatable(simulation)
     _check_schedule(simulation)
-    _check_availability_skew(simulation)
-    _check_batches_and_steps(simulation, state, memory)
+    _check_feature_skew(simulation)
+    _try_batches_and_steps(simulation, state, memory)
     if is_user_defined(simulation.strategy) or contains_user_code(simulation.strategy):
         outcome_key = ("strategy", *_trial_key(simulation, (simulation.strategy, simulation.availability.law)))
         if outcome_key not in _outcome_cache:
-            check_strategy(simulation, memory)
+            check_strategy_contract(simulation, memory)
             _outcome_cache[outcome_key] = []
-    check_stages(simulation, memory)
+    check_uplink_stages(simulation, memory)
     components = tuple(simulation.components_by_group.values())
     if any(map(contains_user_code, components)):
         outcome_key = ("rounds", *_trial_key(simulation, components), simulation.federation.seeds)
         if outcome_key not in _outcome_cache:
-            check_rounds(simulation)
+            rehearse_rounds(simulation)
             _outcome_cache[outcome_key] = []
     while len(_outcome_cache) > MAX_REMEMBERED_OUTCOMES:
         _outcome_cache.popitem(last=False)
 
 
-def _check_batches_and_steps(simulation: Setup, state: State, memory: Memory) -> None:
+def _try_batches_and_steps(simulation: Setup, state: State, memory: Memory) -> None:
     """Try shift, contamination and local rule, if one of them is user-defined."""
     steps = (simulation.shift, simulation.trainer.batches.contamination, simulation.trainer.local_rule)
     if not any(map(contains_user_code, steps)):
@@ -106,18 +106,18 @@ def _check_batches_and_steps(simulation: Setup, state: State, memory: Memory) ->
             return
         rewind = Rewind(*steps, skipped_types=SHARED_OBJECT_TYPES)  # the run starts from the state before the rehearsal
         try:
-            _check_samples(simulation, state, memory, cohort)
+            _check_single_client_step(simulation, state, memory, cohort)
             rewind()
-            _check_local_steps(simulation, state, memory, outcome_key)
+            _check_step_invariances(simulation, state, memory, outcome_key)
         finally:
             rewind()
     if _outcome_cache[outcome_key]:
-        trial = SampleTrial(simulation, state, memory)
+        trial = ClientComponentsTrial(simulation, state, memory)
         for invariance, violation_text in _outcome_cache[outcome_key]:
             invariance.refuse(trial, violation_text)
 
 
-def try_evaluation(simulation: Setup, state: State, memory: Memory) -> None:
+def check_evaluation(simulation: Setup, state: State, memory: Memory) -> None:
     """Evaluate the initial model once, so that a user-defined module that cannot be evaluated is refused. On the run's
     own batches it may draw random numbers or change outside objects, although it did not when it was probed.
 
@@ -129,7 +129,7 @@ def try_evaluation(simulation: Setup, state: State, memory: Memory) -> None:
         models = simulation.model.initial(simulation.federation.seeds)  # its initialisation draws random numbers
         with (
             name_forward_errors(module),
-            state_outside_refused(module),
+            refuse_outside_changes(module),
             simulation.model.call.refuse_global_randomness(),
         ):
             simulation.evaluator(models)
@@ -185,8 +185,8 @@ def _trial_key(simulation: Setup, components: tuple[Any, ...]) -> tuple[Hashable
     return (*other_parts, *of_data, *algorithms, *(snapshot_key(take_snapshot(component)) for component in components))
 
 
-def _check_local_steps(run: Setup, state: State, memory: Memory, trial_key: Hashable) -> None:
-    trial, violations = SampleTrial(run, state, memory), []
+def _check_step_invariances(run: Setup, state: State, memory: Memory, trial_key: Hashable) -> None:
+    trial, violations = ClientComponentsTrial(run, state, memory), []
     for invariance in INVARIANCES:
         violation = invariance.violation(trial)
         if violation is not None:
@@ -199,25 +199,25 @@ def _check_local_steps(run: Setup, state: State, memory: Memory, trial_key: Hash
     _outcome_cache[trial_key] = violations
 
 
-def _check_availability(simulation: Setup) -> None:
+def _check_availability_repeatable(simulation: Setup) -> None:
     """Query the rounds in another order, twice, and for other seeds in between; the answers must be the same."""
     availability_process = simulation.availability
     if not contains_user_code(availability_process):
         return
     rounds = [t for t in (0, 1, 2, 7) if t < max(simulation.rounds, 1)]
-    tried_copy = trial_copy(availability_process, simulation.federation)
+    tried_copy = copy_for_trial(availability_process, simulation.federation)
     snapshot_before, rewind = (
         take_snapshot(tried_copy),
         Rewind(availability_process, tried_copy, skipped_types=SHARED_OBJECT_TYPES),
     )
     try:
-        first_answers = {t: _sampled_round(tried_copy, t, availability_process) for t in rounds}
+        first_answers = {t: _query_availability(tried_copy, t, availability_process) for t in rounds}
         for t in rounds:  # each as the first call, as in a resumed run
             rewind()
-            _check_same_answers(tried_copy, availability_process, t, first_answers[t], snapshot_before)
+            _check_repeatable_answers(tried_copy, availability_process, t, first_answers[t], snapshot_before)
         _check_repeated_calls(tried_copy, availability_process, first_answers, snapshot_before)
-        for name in increased_counters(tried_copy, snapshot_before):
-            _check_counter(name, tried_copy, availability_process, first_answers)
+        for name in increased_attribute_names(tried_copy, snapshot_before):
+            _check_query_counter(name, tried_copy, availability_process, first_answers)
     finally:
         rewind()
 
@@ -248,22 +248,24 @@ def _check_schedule(simulation: Setup) -> None:
     rewind()
 
 
-def _check_availability_skew(simulation: Setup) -> None:
+def _check_feature_skew(simulation: Setup) -> None:
     """Check the feature skew of a user-defined partition: the result for a sample depends only on the sample and its
     client."""
     partition, data = simulation.components.partition, simulation.data
-    if not isinstance(data, Stored) or data.skew is None or not contains_user_code(partition):
+    if not isinstance(data, StoredClientData) or data.skew is None or not contains_user_code(partition):
         return
-    rows = torch.arange(min(3, simulation.federation.num_rows), device=simulation.device)
+    rows = torch.arange(min(3, simulation.federation.num_memory_rows), device=simulation.device)
     sampled_numbers, _ = data.numbers(rows, 4)
     clients = rows % simulation.federation.clients
     x = simulation.dataset.prepare(data.gather(sampled_numbers, simulation.model.dtype)["x"], simulation.model.dtype)
     component_label = f"partition={type(partition).__name__}: its skew"
     with user_code_errors(component_label, partition):
-        joint_features = data.skewed(x.clone(), clients, sampled_numbers)
+        joint_features = data.apply_feature_skew(x.clone(), clients, sampled_numbers)
         columns = range(sampled_numbers.shape[1])
         single_features = [
-            data.skewed(x[:, k : k + 1][r : r + 1].clone(), clients[r : r + 1], sampled_numbers[r : r + 1, k : k + 1])
+            data.apply_feature_skew(
+                x[:, k : k + 1][r : r + 1].clone(), clients[r : r + 1], sampled_numbers[r : r + 1, k : k + 1]
+            )
             for r in range(len(rows))
             for k in columns
         ]
@@ -274,15 +276,15 @@ def _check_availability_skew(simulation: Setup) -> None:
         )
 
 
-def _process_label(process: Availability) -> str:
+def _availability_label(process: Availability) -> str:
     return f"availability={type(process).__name__}"
 
 
-def _sampled_round(tried_copy: Availability, t: int, process: Availability) -> dict[str, np.ndarray]:
+def _query_availability(tried_copy: Availability, t: int, process: Availability) -> dict[str, np.ndarray]:
     """Return the answer of a copy of a user-defined process for round t; its errors name the user's class."""
     sampled_arrays = {}
     for name, call in (("probabilities", tried_copy.probabilities), ("counts", tried_copy.counts)):
-        with user_code_errors(f"{_process_label(process)}: {name}", process):
+        with user_code_errors(f"{_availability_label(process)}: {name}", process):
             sampled_arrays[name] = call(t)
         tried_copy.check_numbers(t, name, sampled_arrays[name])
         sampled_arrays[name] = sampled_arrays[name].copy()  # a process may return the same array in every round
@@ -293,7 +295,7 @@ def _check_repeated_calls(
     tried_copy: Availability,
     availability_process: Availability,
     first_answers: dict[int, dict[str, np.ndarray]],
-    snapshot_before: Node,
+    snapshot_before: SnapshotNode,
 ) -> None:
     """Refuse a process whose answers depend on earlier queries."""
     rounds = list(first_answers)
@@ -301,27 +303,27 @@ def _check_repeated_calls(
         if repetition:
             _query_other_seeds(tried_copy, rounds)
         for t in (*rounds, *reversed(rounds)):
-            _check_same_answers(tried_copy, availability_process, t, first_answers[t], snapshot_before)
+            _check_repeatable_answers(tried_copy, availability_process, t, first_answers[t], snapshot_before)
 
 
-def _check_same_answers(
+def _check_repeatable_answers(
     tried_copy: Availability,
     availability_process: Availability,
     t: int,
     first_answers: dict[str, np.ndarray],
-    snapshot_before: Node,
+    snapshot_before: SnapshotNode,
 ) -> None:
-    for name, values in _sampled_round(tried_copy, t, availability_process).items():
+    for name, values in _query_availability(tried_copy, t, availability_process).items():
         if not np.array_equal(first_answers[name], values):
-            paths = changed_paths(tried_copy, snapshot_before)
+            paths = changed_attribute_paths(tried_copy, snapshot_before)
             detail = f" ({paths[0]} has changed)" if paths else ""
             raise ConfigError(
-                f"{_process_label(availability_process)}: {name}({t}) is not the same when called twice{detail}; "
+                f"{_availability_label(availability_process)}: {name}({t}) is not the same when called twice{detail}; "
                 "draw by fedsim.core.rng.generator, a function of seed, purpose and round"
             )
 
 
-def _check_counter(
+def _check_query_counter(
     counter_name: str,
     tried_copy: Availability,
     availability_process: Availability,
@@ -339,7 +341,7 @@ def _check_counter(
     with contextlib.suppress(ConfigError):  # the process itself may refuse a count that no run reaches
         for t in first_answers:
             vars(tried_copy)[counter_name] = far_ahead
-            later_answers.append((t, _sampled_round(tried_copy, t, availability_process)))
+            later_answers.append((t, _query_availability(tried_copy, t, availability_process)))
     vars(tried_copy)[counter_name] = present_value
     if any(
         not np.array_equal(first_answers[t][quantity], values[quantity])
@@ -347,7 +349,7 @@ def _check_counter(
         for quantity in values
     ):
         raise ConfigError(
-            f"{_process_label(availability_process)}: its results depend on {counter_name}, which changes when "
+            f"{_availability_label(availability_process)}: its results depend on {counter_name}, which changes when "
             "it is asked; draw by fedsim.core.rng.generator, a function of seed, purpose and round"
         )
 
@@ -356,13 +358,13 @@ def _query_other_seeds(process: Availability, rounds: Iterable[int]) -> None:
     """Query a copy as another simulation would."""
     population = process.population
     with contextlib.suppress(Exception), streams.preserve_rng_states():
-        reseeded_copy = trial_copy(process)
+        reseeded_copy = copy_for_trial(process)
         reseeded_copy.setup(dataclasses.replace(population, seeds=tuple(seed + 1 for seed in population.seeds)))
         for t in rounds:
             reseeded_copy.probabilities(t), reseeded_copy.counts(t)
 
 
-def _check_samples(simulation: Setup, state: State, memory: Memory, cohort: Cohort) -> None:
+def _check_single_client_step(simulation: Setup, state: State, memory: Memory, cohort: Cohort) -> None:
     """Take one step of one client as a plain loop does: shift, contamination, local rule."""
     local_rule, shift, batches = simulation.trainer.local_rule, simulation.shift, simulation.trainer.batches
     start = (
@@ -372,12 +374,12 @@ def _check_samples(simulation: Setup, state: State, memory: Memory, cohort: Coho
     )
     carry = dict(start) if isinstance(start, dict) else {"params": start}
     columns = simulation.model.columns
-    carry = (columns.expand_carry(carry, cohort, memory) if columns.has_hidden_columns else carry) | memory.gather(
-        cohort
-    )
+    carry = (
+        columns.expand_carry_columns(carry, cohort, memory) if columns.has_hidden_columns else carry
+    ) | memory.gather(cohort)
     carry.pop(OWN_COLUMNS_ENTRY, None)  # it is part of the row
     carry |= local_rule.round_state(carry["params"])
-    if local_rule.knows_round or shift.knows_round:
+    if local_rule.needs_round or shift.needs_round:
         carry["round"] = torch.zeros(len(cohort), dtype=torch.int64, device=carry["params"].device)
     client_carry = {name: value[0].clone() for name, value in carry.items()}
     plan = batches.plan(cohort, 0)
@@ -390,7 +392,7 @@ def _check_samples(simulation: Setup, state: State, memory: Memory, cohort: Coho
             client_carry["params"]
         )
         deployed = theta.clone()
-        shifted_batch = _changed_batch(
+        shifted_batch = _transformed_batch(
             f"shift={type(shift).__name__}", shift, lambda samples: shift(samples, theta), batch
         )
         if not torch.equal(deployed, theta):
@@ -398,7 +400,7 @@ def _check_samples(simulation: Setup, state: State, memory: Memory, cohort: Coho
         batch = shifted_batch | ({"deployed": theta} if local_rule.knows_deployed else {})
     contamination = batches.contamination
     if contamination.active:
-        batch = _changed_batch(
+        batch = _transformed_batch(
             f"contamination={type(contamination).__name__}", contamination,
             lambda samples: unstack_first_row(chunk.contaminate(stack_single_row(samples), 0, 0, 1)), batch,
         )  # fmt: skip
@@ -406,7 +408,7 @@ def _check_samples(simulation: Setup, state: State, memory: Memory, cohort: Coho
         _check_step(simulation, client_carry, batch)
 
 
-def _changed_batch(component_label: str, component: Any, change_batch: Any, batch: NamedTensors) -> NamedTensors:
+def _transformed_batch(component_label: str, component: Any, change_batch: Any, batch: NamedTensors) -> NamedTensors:
     """Return the batch that shift or contamination make of a batch, after checking that it is complete."""
     if not is_user_defined(component):
         output_batch: NamedTensors = change_batch(batch)
@@ -442,7 +444,7 @@ def _changed_batch(component_label: str, component: Any, change_batch: Any, batc
 def _check_step(run: Setup, carry: NamedTensors, batch: NamedTensors) -> None:
     local_rule = run.trainer.local_rule
     component_label = f"local={type(local_rule).__name__}"
-    objective = BufferRecordingObjective(PlainObjective(run.model), vmap_by_loop if local_rule.batched else None)
+    objective = BufferRecordingObjective(AutogradObjective(run.model), vmap_by_loop if local_rule.batched else None)
     lr = run.trainer.base_learning_rates[0]
     carry_before, batch_before = (
         {entry_name: entry_value.clone() for entry_name, entry_value in named.items()} for named in (carry, batch)

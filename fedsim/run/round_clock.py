@@ -99,8 +99,8 @@ class RoundClock:
             return Cohort(
                 requested_cohort.federation, host_index.rows, host_index.multiplicity, host_index.probability, t, steps
             )
-        times = self._times(t, host_index.virtual_clients)
-        steps, samples, minimum_samples = self._steps_in_time(times, load, steps)
+        times = self._client_times(t, host_index.virtual_clients)
+        steps, samples, minimum_samples = self._work_within_deadline(times, load, steps)
         is_waited_for = host_index.multiplicity > 0  # not for clients that compute without participating
         compute_seconds = samples * times.sample
         needed_seconds = np.where(steps > 0, times.link + compute_seconds, np.inf)
@@ -109,7 +109,7 @@ class RoundClock:
 
     def _add_energy(self, cohort: Cohort, compute_seconds: np.ndarray, is_sending: np.ndarray) -> None:
         """Add the energy of clients that receive the model, compute for some seconds [n], and send an update [n]."""
-        if not self.clock.measures_energy:
+        if not self.clock.knows_energy_needs:
             return
         virtual_clients = cohort.host_index.virtual_clients
         joules = self.clock.energy(
@@ -128,7 +128,7 @@ class RoundClock:
         )
         return steps.astype(np.int64)
 
-    def _times(self, t: int, virtual_clients: np.ndarray) -> Times:
+    def _client_times(self, t: int, virtual_clients: np.ndarray) -> Times:
         """Return how long clients take in round t."""
         client_times = self.clock.times(t, virtual_clients.copy(), self.traffic.bytes_down, self.traffic.bytes_up)
         label = f"clock={type(self.clock).__name__}: times({t}, …)"
@@ -144,7 +144,7 @@ class RoundClock:
         needed_seconds, steps = client_durations.needed_seconds, client_durations.steps
         if clock.delivers_late_rows:
             self._add_energy(requested_cohort, client_durations.compute_seconds, np.ones(len(needed_seconds)))
-            return self._late_arrivals(requested_cohort, needed_seconds, steps)
+            return self._schedule_late_arrivals(requested_cohort, needed_seconds, steps)
         counted_mask = (
             self._counted_mask(requested_cohort, needed_seconds, client_durations.is_waited_for)
             | ~client_durations.is_waited_for
@@ -168,7 +168,9 @@ class RoundClock:
         )
         return cohort if counted_mask.all() else cohort.subset(np.flatnonzero(counted_mask))
 
-    def _late_arrivals(self, requested_cohort: Cohort, needed_seconds: np.ndarray, steps: np.ndarray) -> Cohort:
+    def _schedule_late_arrivals(
+        self, requested_cohort: Cohort, needed_seconds: np.ndarray, steps: np.ndarray
+    ) -> Cohort:
         """Return all clients; a client that needs more than a round arrives in the round in which it is done."""
         assert self.clock.deadline is not None
         host_index, replicates = requested_cohort.host_index, len(self.seconds)
@@ -189,7 +191,7 @@ class RoundClock:
             steps,
         )
 
-    def _steps_in_time(
+    def _work_within_deadline(
         self, client_times: Times, load: Workload, steps: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return [n] each: the steps that are done, the samples they use, and the steps without which a client is

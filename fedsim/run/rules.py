@@ -27,7 +27,7 @@ def reaches_target(values: np.ndarray, target: float, higher_is_better: bool) ->
     return np.asarray(values >= target - TARGET_TOLERANCE if higher_is_better else values <= target + TARGET_TOLERANCE)
 
 
-def first_round_reaching_target(values: np.ndarray, target: float, higher_is_better: bool) -> np.ndarray:
+def first_evaluation_at_target(values: np.ndarray, target: float, higher_is_better: bool) -> np.ndarray:
     """Return the first evaluation of values [E, R] that reaches the target, [R]; −1 if none does."""
     reached_mask = reaches_target(values, target, higher_is_better)
     return np.where(reached_mask.any(0), reached_mask.argmax(0), -1)
@@ -199,7 +199,7 @@ class Stop(Validated):
         column_descriptions: Mapping[str, str] | None,
         given_up: bool = False,
     ) -> np.ndarray:
-        return first_round_reaching_target(
+        return first_evaluation_at_target(
             self._metric_values(metrics_history, name, given_up), value, is_higher_better(name, column_descriptions)
         )
 

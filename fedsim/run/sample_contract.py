@@ -23,22 +23,22 @@ from fedsim.core.rewind import Rewind
 from fedsim.core.snapshot import enlarged_counter
 from fedsim.data.contamination import Contamination
 from fedsim.data.samples import Batch
-from fedsim.data.samples.client_data import Keys
+from fedsim.data.samples.client_data import BatchKeys
 from fedsim.local.rule import Carry
-from fedsim.models.randomness import GlobalDraws
+from fedsim.models.randomness import GlobalDrawDetector
 from fedsim.run.contracts import (
     SHARED_OBJECT_TYPES,
     Invariance,
     NamedTensors,
-    changed_paths,
+    changed_attribute_paths,
     contains_user_code,
-    first_difference,
-    increased_counters,
+    copy_for_trial,
+    first_differing_name,
+    increased_attribute_names,
     is_close,
     is_user_defined,
     raise_violation,
     take_snapshot,
-    trial_copy,
     user_code_errors,
 )
 from fedsim.run.setup import Setup
@@ -60,7 +60,7 @@ MAX_OPTIONAL_CHECK_SECONDS = 1.0  # number of seconds after which optional check
 class SyntheticChunk:
     """Batches of some of the clients, with the interface of `fedsim.data.samples.Chunk`."""
 
-    def __init__(self, trial: SampleTrial, rows: list[int], t: int) -> None:
+    def __init__(self, trial: ClientComponentsTrial, rows: list[int], t: int) -> None:
         self._trial, self._rows = trial, rows
         self.steps = np.array([TRIAL_STEPS[row] for row in rows])
         self.sizes = np.array([trial.batch_sizes[row] for row in rows])
@@ -68,9 +68,9 @@ class SyntheticChunk:
         self.rows, self.clients = trial.rows[row_selection], trial.clients[row_selection]
         host = self.rows.cpu().numpy()
         seeds = np.array(trial.simulation.federation.seeds, dtype=np.int64)[host // trial.simulation.federation.clients]
-        self.keys = Keys(seeds, host % trial.simulation.federation.clients, trial.device, t)
+        self.keys = BatchKeys(seeds, host % trial.simulation.federation.clients, trial.device, t)
 
-    def active_rows(self) -> list[int]:
+    def active_row_counts(self) -> list[int]:
         return [int((self.steps > step).sum()) for step in range(int(self.steps.max()))]
 
     def batch(self, step: int, first_row: int, stop: int, dtype: torch.dtype) -> Batch:
@@ -94,7 +94,7 @@ class SyntheticChunk:
         return contamination(batch, self.keys.step_keys(rng.Purpose.CONTAMINATION, step, slice(first_row, stop)))
 
 
-class SampleTrial:
+class ClientComponentsTrial:
     """Copies of a run's shift, contamination and local rule, and three synthetic clients to try them on.
 
     Args:
@@ -106,13 +106,13 @@ class SampleTrial:
         self.start_time = time.process_time()
         trainer = simulation.trainer
         run_parts = (trainer.local_rule, trainer.shift, trainer.batches.contamination)
-        self.components = trial_copy(
+        self.components = copy_for_trial(
             run_parts, simulation.federation, simulation.data, simulation.model, simulation.dataset
         )
         self.local_rule, self.shift, self.contamination = self.components
-        self.carry, self.rows, self.deployed_models = self._carry(state, memory)
+        self.carry, self.rows, self.deployed_models = self._make_trial_carry(state, memory)
         self.clients = self.rows % simulation.federation.clients
-        self.batch_sizes = SINGLE_SAMPLE_BATCH_SIZES if _has_single_samples(simulation) else TRIAL_BATCH_SIZES
+        self.batch_sizes = SINGLE_SAMPLE_BATCH_SIZES if _has_single_sample_steps(simulation) else TRIAL_BATCH_SIZES
         width = simulation.data.width(7)
         fixed_samples = simulation.data.fixed_samples(self.rows, width, self.dtype, rng.Purpose.EVALUATION)
         self._fixed_samples = {name: value for name, value in fixed_samples.items() if name not in ("client", "row")}
@@ -121,7 +121,7 @@ class SampleTrial:
         self.snapshots_before = [take_snapshot(component) for component in self.components]
         self.rewind = Rewind(*self.components, skipped_types=SHARED_OBJECT_TYPES)
 
-    def _carry(self, state: State, memory: Memory) -> tuple[Carry, Tensor, Tensor | None]:
+    def _make_trial_carry(self, state: State, memory: Memory) -> tuple[Carry, Tensor, Tensor | None]:
         """Return the start rows of three clients, their numbers, and the deployed models that their data react to."""
         simulation = self.simulation
         federation, columns, shift, local_rule = (
@@ -144,16 +144,16 @@ class SampleTrial:
             else cohort.broadcast(state.model)
         )
         carry = dict(start) if isinstance(start, dict) else {"params": start}
-        carry = (columns.expand_carry(carry, cohort, memory) if columns.has_hidden_columns else carry) | memory.gather(
-            cohort
-        )
+        carry = (
+            columns.expand_carry_columns(carry, cohort, memory) if columns.has_hidden_columns else carry
+        ) | memory.gather(cohort)
         carry.pop(OWN_COLUMNS_ENTRY, None)  # it is part of the row
         carry |= local_rule.round_state(carry["params"])
-        if local_rule.knows_round or shift.knows_round:
+        if local_rule.needs_round or shift.needs_round:
             carry["round"] = torch.zeros(len(cohort), dtype=torch.int64, device=self.device)
         deployed_rows = None
         if shift.active:
-            server_model = columns.server_rows(state.model, memory, federation)
+            server_model = columns.full_server_rows(state.model, memory, federation)
             deployed_models = shift.deployed(memory.server, server_model, 0)
             deployed_rows = None if deployed_models is None else deployed_models[cohort.replicate_index]
         row_index = torch.arange(3, device=self.device) % len(cohort)
@@ -163,7 +163,7 @@ class SampleTrial:
         trained += 0.05 * torch.sin(torch.arange(1.0, trained.numel() + 1)).reshape(trained.shape).to(trained)
         return (
             carry,
-            cohort.virtual_clients[row_index],
+            cohort.virtual_client_index[row_index],
             None if deployed_rows is None else deployed_rows[row_index].clone(),
         )
 
@@ -196,7 +196,7 @@ class SampleTrial:
             f"{kind}={type(component).__name__}" for kind, component in labelled_parts if contains_user_code(component)
         )
 
-    def user_part(self) -> Any:
+    def first_user_component(self) -> Any:
         """One of the user-defined parts, for `user_code_errors`."""
         return next((component for component in self.components if is_user_defined(component)), self)
 
@@ -221,57 +221,57 @@ class SampleTrial:
     def loop_executor(self) -> LoopExecutor:
         return LoopExecutor(self.local_rule, self.simulation.model, self.shift, 1, self.contamination.active)
 
-    def is_slow(self) -> bool:
+    def is_over_time(self) -> bool:
         return time.process_time() - self.start_time > MAX_OPTIONAL_CHECK_SECONDS
 
 
-def _has_single_samples(run: Setup) -> bool:
+def _has_single_sample_steps(run: Setup) -> bool:
     """Return whether a client of the run takes steps on one sample."""
     sizes, size = run.federation.num_samples, run.trainer.batches.local_work.batch_size
     return size == 1 or bool((sizes == 1).any()) or (size is not None and bool((sizes % size == 1).any()))
 
 
-def _check_order(trial: SampleTrial) -> str | None:
+def _client_order_violation(trial: ClientComponentsTrial) -> str | None:
     """Compute the same clients in another order, with other rounds in between, which shows what is stored in
     attributes."""
-    with torch.no_grad(), user_code_errors(trial.label(), trial.user_part()):
+    with torch.no_grad(), user_code_errors(trial.label(), trial.first_user_component()):
         loop_executor = trial.loop_executor()
-        with GlobalDraws() as draws:
+        with GlobalDrawDetector() as draws:
             trial.reference_results = [trial.local_steps(loop_executor, [row], 0) for row in range(3)]
         trial.uses_global_stream = draws.draws_seen
         if any(
-            changed_paths(component, snapshot_before)
+            changed_attribute_paths(component, snapshot_before)
             for component, snapshot_before in zip(trial.components, trial.snapshots_before, strict=True)
         ):
             trial.rewind()
             trial.local_steps(trial.loop_executor(), [0], 0, uses_shift=True)  # what remains of a client's first model
-            name = _difference_from_reference(trial, 0, *trial.local_steps(trial.loop_executor(), [0], 0))
+            name = _reference_difference_text(trial, 0, *trial.local_steps(trial.loop_executor(), [0], 0))
             if name is not None:
                 return _remembered_state_text(trial, name)
             for row in (2, 1):  # a value computed only once, from the first batch, would depend on the first client
                 trial.rewind()
-                name = _difference_from_reference(trial, row, *trial.local_steps(trial.loop_executor(), [row], 0))
+                name = _reference_difference_text(trial, row, *trial.local_steps(trial.loop_executor(), [row], 0))
                 if name is not None:
                     return _remembered_state_text(trial, name)
-        for t, order in [(0, (2, 0, 1))] if trial.is_slow() else TRIAL_CLIENT_ORDERS:
+        for t, order in [(0, (2, 0, 1))] if trial.is_over_time() else TRIAL_CLIENT_ORDERS:
             for row in order:
                 carry, loss = trial.local_steps(loop_executor, [row], t)
-                name = _difference_from_reference(trial, row, carry, loss) if t == 0 else None
+                name = _reference_difference_text(trial, row, carry, loss) if t == 0 else None
                 if name is not None:
                     return _remembered_state_text(trial, name)
     return _delayed_state_effect(trial, loop_executor)
 
 
-def _difference_from_reference(trial: SampleTrial, row: int, carry: NamedTensors, loss: Tensor) -> str | None:
+def _reference_difference_text(trial: ClientComponentsTrial, row: int, carry: NamedTensors, loss: Tensor) -> str | None:
     """Return the differences from the client's steps in `trial.exact`."""
     right, right_loss = trial.reference_results[row]
-    return first_difference(right | {"loss": right_loss}, carry | {"loss": loss})
+    return first_differing_name(right | {"loss": right_loss}, carry | {"loss": loss})
 
 
-def _remembered_state_text(trial: SampleTrial, entry_name: str) -> str:
+def _remembered_state_text(trial: ClientComponentsTrial, entry_name: str) -> str:
     labelled_parts = zip(("local", "shift", "contamination"), trial.components, trial.snapshots_before, strict=True)
     for component_kind, component, snapshot_before in labelled_parts:
-        paths = changed_paths(component, snapshot_before)
+        paths = changed_attribute_paths(component, snapshot_before)
         if paths and (is_user_defined(component) or contains_user_code(component)):
             remedies = {"local": "return it from `memory`", "shift": "return it from `memory`"}
             return (
@@ -285,42 +285,42 @@ def _remembered_state_text(trial: SampleTrial, entry_name: str) -> str:
     )
 
 
-def _delayed_state_effect(trial: SampleTrial, executor: LoopExecutor) -> str | None:
+def _delayed_state_effect(trial: ClientComponentsTrial, executor: LoopExecutor) -> str | None:
     """Check state that changed without any effect so far: whether it has one once it has changed a thousand times as
     much."""
     for component_kind, component, snapshot_before in zip(
         ("local", "shift", "contamination"), trial.components, trial.snapshots_before, strict=True
     ):
-        for counter_name in increased_counters(component, snapshot_before):
+        for counter_name in increased_attribute_names(component, snapshot_before):
             original_value, enlarged_value = (
                 vars(component)[counter_name],
                 enlarged_counter(vars(component)[counter_name]),
             )
-            if enlarged_value is None or trial.is_slow():
+            if enlarged_value is None or trial.is_over_time():
                 continue
             vars(component)[counter_name] = enlarged_value
             with contextlib.suppress(Exception), torch.no_grad():
                 carry, loss = trial.local_steps(executor, [0], 0)
-                if _difference_from_reference(trial, 0, carry, loss) is not None:
+                if _reference_difference_text(trial, 0, carry, loss) is not None:
                     return (
                         f"{component_kind}={type(component).__name__} counts in {counter_name} what later steps "
                         "depend on, which clients share and no checkpoint holds; return it from `memory`"
                     )
             vars(component)[counter_name] = original_value
     state_changes = any(
-        changed_paths(component, snapshot_before)
+        changed_attribute_paths(component, snapshot_before)
         for component, snapshot_before in zip(trial.components, trial.snapshots_before, strict=True)
     )
     end_time = time.process_time() + MAX_REPETITION_SECONDS
     while state_changes and time.process_time() < end_time:  # a counter may take effect at its hundredth call
         carry, loss = trial.local_steps(executor, [0], 0)
-        changed_name = _difference_from_reference(trial, 0, carry, loss)
+        changed_name = _reference_difference_text(trial, 0, carry, loss)
         if changed_name is not None:
             return _remembered_state_text(trial, changed_name)
     return None
 
 
-def _check_shift_padding(trial: SampleTrial) -> str | None:
+def _check_shift_padding(trial: ClientComponentsTrial) -> str | None:
     """Apply a shift to batches of 2 and of 7 samples: alone, padded, and of several clients at once."""
     shift = trial.shift
     if not shift.active or not contains_user_code(shift):
@@ -344,14 +344,14 @@ def _check_shift_padding(trial: SampleTrial) -> str | None:
             except Exception as error:
                 return f"{component_label} cannot be vmapped ({_error_text(error)})"
             if any(
-                _batch_difference(single_result, {k: v[row] for k, v in joint_result.items()})
+                _batches_differ(single_result, {k: v[row] for k, v in joint_result.items()})
                 for row, single_result in enumerate(single_results)
             ):
                 return f"{component_label} gives other samples where a batch is padded or clients go together"
     return None
 
 
-def _batch_difference(unpadded_batch: NamedTensors, padded_batch: NamedTensors) -> bool:
+def _batches_differ(unpadded_batch: NamedTensors, padded_batch: NamedTensors) -> bool:
     """Return how a batch differs from another one, except for padding, which must keep the weight 0."""
     batch_length = len(unpadded_batch["x"])
     for name, value in unpadded_batch.items():
@@ -369,7 +369,7 @@ def _batch_difference(unpadded_batch: NamedTensors, padded_batch: NamedTensors) 
     )
 
 
-def _check_contamination_padding(trial: SampleTrial) -> str | None:
+def _check_padded_contamination(trial: ClientComponentsTrial) -> str | None:
     """Apply a contamination to several clients at once, padded, and to each alone."""
     contamination: Contamination = trial.contamination
     if not contamination.active or not contains_user_code(contamination):
@@ -387,14 +387,14 @@ def _check_contamination_padding(trial: SampleTrial) -> str | None:
         except Exception as error:
             return f"{component_label} takes batches of one client alone ({_error_text(error)})"
         for row, single_result in enumerate(single_results):
-            if _batch_difference(
+            if _batches_differ(
                 {k: v[0] for k, v in single_result.items()}, {k: v[row] for k, v in joint_result.items()}
             ):
                 return f"{component_label} gives other samples where a batch is padded or clients go together"
     return None
 
 
-def _check_executors(trial: SampleTrial) -> str | None:
+def _check_executors(trial: ClientComponentsTrial) -> str | None:
     """Take local steps of all three clients together, by the executors that the run may use."""
     trainer = trial.simulation.trainer
     for choice in trainer.candidate_choices:
@@ -424,38 +424,36 @@ def _error_text(error: Exception) -> str:
     return " ".join((str(error) or type(error).__name__).split()).partition(". ")[0].rstrip(".")[:120]
 
 
-def _run_one_at_a_time(trial: SampleTrial, reason: str) -> None:
+def _require_loop_executor(trial: ClientComponentsTrial, reason: str) -> None:
     """Choose the execution that holds where padding does not: one client after another, on unpadded batches."""
     for trainers in trial.simulation.trainer_factories:
         trainers.restrict_to_loop(reason)
 
 
-def _shift_one_at_a_time(trial: SampleTrial, reason: str) -> None:
-    _run_one_at_a_time(trial, reason)
+def _use_unpadded_shift(trial: ClientComponentsTrial, reason: str) -> None:
+    _require_loop_executor(trial, reason)
     for trainers in trial.simulation.trainer_factories:
         trainers.shift.runs_unpadded = True
 
 
-def _two_threads_difference(trial: SampleTrial) -> str | None:
+def _global_stream_violation(trial: ClientComponentsTrial) -> str | None:
     """Compute two clients in two threads, which shows a part that seeds and restores the global random stream."""
     return f"{trial.label()} uses PyTorch's global random stream for a while" if trial.uses_global_stream else None
 
 
-def _one_worker(trial: SampleTrial, reason: str) -> None:
+def _restrict_to_one_worker(trial: ClientComponentsTrial, reason: str) -> None:
     for trainers in trial.simulation.trainer_factories:
-        trainers.restrict_to_one_worker()
+        trainers.restrict_to_one_thread()
 
 
-ORDER_INVARIANCE = Invariance("the order of clients and rounds", _check_order, raise_violation)
-SHIFT_PADDING_INVARIANCE = Invariance(
-    "padding and other clients of a shift", _check_shift_padding, _shift_one_at_a_time
-)
+ORDER_INVARIANCE = Invariance("the order of clients and rounds", _client_order_violation, raise_violation)
+SHIFT_PADDING_INVARIANCE = Invariance("padding and other clients of a shift", _check_shift_padding, _use_unpadded_shift)
 CONTAMINATION_PADDING_INVARIANCE = Invariance(
-    "padding and other clients of a contamination", _check_contamination_padding, _run_one_at_a_time
+    "padding and other clients of a contamination", _check_padded_contamination, _require_loop_executor
 )
-EXECUTOR_INVARIANCE = Invariance("padding and other clients of local steps", _check_executors, _run_one_at_a_time)
+EXECUTOR_INVARIANCE = Invariance("padding and other clients of local steps", _check_executors, _require_loop_executor)
 THREAD_INVARIANCE = Invariance(
-    "two threads", _two_threads_difference, _one_worker
+    "two threads", _global_stream_violation, _restrict_to_one_worker
 )  # last: restricting the executor to the loop creates new executors
 INVARIANCES = (
     ORDER_INVARIANCE,

@@ -6,16 +6,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedsim.availability import Availability
-from fedsim.availability.clock import Clock, DeadlineFilter, Events
+from fedsim.availability.clock import Clock, DeadlineAvailability, Events
 from fedsim.core import checks
 from fedsim.core.errors import ConfigError, prefix_error_keys
 from fedsim.core.federation import WEIGHTINGS
-from fedsim.models import RowModel
+from fedsim.models import StatelessModel
 from fedsim.run.frozen_layers import without_frozen_layers
 from fedsim.run.model_choice import GivenModel, ModelChoice
 from fedsim.run.parts import Parts
 from fedsim.run.population import Population
-from fedsim.run.wiring import bind_availability, name_newcomers_in_errors, uplink_of
+from fedsim.run.wiring import bind_availability, name_newcomers_in_errors, uplink_with_attack
 from fedsim.strategies import Strategy
 from fedsim.strategies.strategy import KeepsClientModels
 from fedsim.uplink import Uplink
@@ -32,7 +32,7 @@ class Server:
         uplink: what happens to rows between clients and server, attacks first; set up.
     """
 
-    model: RowModel
+    model: StatelessModel
     availability: Availability
     strategy: Strategy[Any]
     uplink: Uplink
@@ -55,24 +55,24 @@ class Server:
         if components.trainer.cache_frozen and isinstance(choice, ModelChoice):
             model = without_frozen_layers(model, components, population)
         if components.columns is not None:
-            model.set_private_parameters(components.columns)
+            model.choose_private_parameters(components.columns)
         federation.columns = model.column_names
         check_columns(population, model, strategy)
         process = None if components.local.pooled else components.availability
-        check_declarations(strategy)
+        check_strategy_attributes(strategy)
         with name_newcomers_in_errors(population.num_newcomers):
             availability = bind_availability(process, federation, rounds, population.member_tables)
-            resolve_clock(components.clock, strategy, availability, federation.clients)
+            set_arrival_target(components.clock, strategy, availability, federation.clients)
             with prefix_error_keys("strategy"):
-                strategy.check(DeadlineFilter.unless_all_count(availability, components.clock))
+                strategy.check(DeadlineAvailability.wrap_if_dropping(availability, components.clock))
         strategy.check_local(components.local)
         strategy.check_columns(federation.columns)
-        uplink = uplink_of(strategy, components.uplink, components.attack)
+        uplink = uplink_with_attack(strategy, components.uplink, components.attack)
         uplink.setup(federation, availability)
         return cls(model, availability, strategy, uplink)
 
 
-def check_declarations(strategy: Strategy[Any]) -> None:
+def check_strategy_attributes(strategy: Strategy[Any]) -> None:
     """Refuse attributes of a strategy with impossible values.
 
     Raises:
@@ -89,7 +89,7 @@ def check_declarations(strategy: Strategy[Any]) -> None:
             )
 
 
-def resolve_clock(clock: Clock, strategy: Strategy[Any], availability: Availability, clients: int) -> None:
+def set_arrival_target(clock: Clock, strategy: Strategy[Any], availability: Availability, clients: int) -> None:
     """Set the number of arrivals after which the strategy updates the model, for an event-driven clock.
 
     Raises:
@@ -97,7 +97,7 @@ def resolve_clock(clock: Clock, strategy: Strategy[Any], availability: Availabil
     """
     if not isinstance(clock, Events):
         return
-    clock.choose_target(type(strategy).__name__, strategy.arrivals, strategy.supports_stale, clients)
+    clock.set_arrival_target(type(strategy).__name__, strategy.arrivals, strategy.supports_stale, clients)
     if clock.asynchronous and availability.law == "multiset":
         raise ConfigError(
             "availability=multiset selects clients several times at once, and under clock=events a client has one "
@@ -105,7 +105,7 @@ def resolve_clock(clock: Clock, strategy: Strategy[Any], availability: Availabil
         )
 
 
-def check_columns(population: Population, model: RowModel, strategy: Strategy[Any]) -> None:
+def check_columns(population: Population, model: StatelessModel, strategy: Strategy[Any]) -> None:
     """Refuse inputs and rows that shift and strategy cannot use.
 
     Raises:
@@ -114,7 +114,7 @@ def check_columns(population: Population, model: RowModel, strategy: Strategy[An
     shift, dataset, tables = population.shift, population.dataset, population.tables
     if shift.active and dataset.tokens:
         raise ConfigError(f"shift={type(shift).__name__} moves numbers, but dataset={dataset.name} has tokens")
-    if population.data.drift.weighs and model.mixes_samples:
+    if population.data.drift.uses_importance_weights and model.mixes_samples:
         raise ConfigError(
             "drift.moves=labels gives samples weights, and this model or loss sees a batch as a whole; use "
             "moves=features"

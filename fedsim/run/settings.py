@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedsim.core.effects import sentences_stopping_training, sentences_without_effect
+from fedsim.core.effects import no_training_sentences, sentences_without_effect
 from fedsim.evaluation.performative.references import too_expensive_reason
 from fedsim.local.schedules import Constant
 
@@ -39,9 +39,9 @@ class RunFacts:
     @functools.cached_property
     def may_clients_be_absent(self) -> bool:
         """Whether a client may be absent in some round; True as well if probabilities are unknown."""
-        return bool(self.simulation.round_clock.clock.may_drop_clients) or self.has_probability(lambda p: p < 1)
+        return bool(self.simulation.round_clock.clock.may_drop_clients) or self.any_probability(lambda p: p < 1)
 
-    def has_probability(self, condition: Callable[[np.ndarray], np.ndarray]) -> bool:
+    def any_probability(self, condition: Callable[[np.ndarray], np.ndarray]) -> bool:
         """Return whether a condition holds for the probability of some client in some round."""
         if self.availability.unknown_reason:
             return True
@@ -50,7 +50,7 @@ class RunFacts:
         )
 
     @property
-    def max_local_steps(self) -> float:
+    def max_total_local_steps(self) -> float:
         """The maximal number of local steps that a client takes in the whole run."""
         steps = self.local_rule.work.steps
         return math.inf if steps is None else self.rounds * steps
@@ -109,7 +109,7 @@ class RunFacts:
         return bool(self.simulation.round_clock.clock.asynchronous)
 
     @property
-    def has_uplink_vectors(self) -> bool:
+    def has_client_uploads(self) -> bool:
         """Whether clients send rows to the server."""
         return bool(self.strategy.vectors_up)
 
@@ -120,16 +120,16 @@ class RunFacts:
         return bool(np.allclose(shares, shares[:, :1], rtol=1e-12, atol=0))
 
 
-def report_settings(simulation: Any) -> None:
+def warn_of_ineffective_settings(simulation: Any) -> None:
     """Log a warning for each setting of this run that has no effect, and for settings that keep its models from moving.
 
     Args:
         simulation: the `Simulation`, wired up.
     """
-    if not simulation.federation.ranks.is_first:
+    if not simulation.federation.ranks.is_main_rank:
         return
     facts = RunFacts(simulation)
-    for sentence in (*_settings_without_effect(facts), *_settings_stopping_training(facts)):
+    for sentence in (*_ineffective_setting_sentences(facts), *_settings_stopping_training(facts)):
         log.warning("%s", sentence)
 
 
@@ -148,7 +148,7 @@ def report_standstill(simulation: Any, models_before: Tensor, models_after: Tens
         or not torch.equal(models_before, models_after)
     ):
         return
-    if simulation.federation.ranks.is_first:
+    if simulation.federation.ranks.is_main_rank:
         log.warning(
             "the server's model did not change in %d rounds: no client took part or arrived in time, or all steps were "
             "0; look at availability, clock, delay, rates, and the strategy's settings",
@@ -156,14 +156,14 @@ def report_standstill(simulation: Any, models_before: Tensor, models_after: Tens
         )
 
 
-def _settings_without_effect(run: RunFacts) -> Iterator[str]:
+def _ineffective_setting_sentences(run: RunFacts) -> Iterator[str]:
     for group, component in (("", run.simulation), *vars(run.components).items()):
         yield from sentences_without_effect(group, component, run)
 
 
 def _settings_stopping_training(simulation: RunFacts) -> Iterator[str]:
     for group, component in vars(simulation.components).items():
-        yield from sentences_stopping_training(group, component, simulation)
+        yield from no_training_sentences(group, component, simulation)
     process = simulation.availability
     rounds = range(min(simulation.rounds, MAX_ROUNDS_CHECKED))
     if not process.unknown_reason and not any((process.probabilities(t) > 0).any() for t in rounds):

@@ -11,13 +11,13 @@ from typing_extensions import Self
 
 from fedsim.availability import Availability
 from fedsim.availability.clock import Clock, Delay, Work
-from fedsim.core.constraints import Count, NonNegative, OneOf, validated
+from fedsim.core.constraints import Count, NonNegative, OneOf, validate_arguments
 from fedsim.core.effects import EffectDeclarations, EffectiveIf
 from fedsim.core.errors import ConfigError
-from fedsim.core.ranks import Ranks
+from fedsim.core.ranks import ProcessRanks
 from fedsim.data.contamination import Contamination
 from fedsim.data.datasets import Dataset
-from fedsim.data.datasets.checked import check_samples
+from fedsim.data.datasets.checked import check_dataset
 from fedsim.data.drift import Drift
 from fedsim.data.partition import Partition
 from fedsim.evaluation import EvaluationOptions
@@ -27,14 +27,14 @@ from fedsim.models.capacity import Capacity
 from fedsim.models.losses import LossFunction
 from fedsim.models.selectors import Selector
 from fedsim.run.assembly import Assembly
-from fedsim.run.contracts import changed_paths, contains_user_code, take_snapshot
+from fedsim.run.contracts import changed_attribute_paths, contains_user_code, take_snapshot
 from fedsim.run.divergence import ON_NONFINITE_CHOICES
 from fedsim.run.model_choice import GivenModel, ModelChoice
-from fedsim.run.ownership import PartCopies
+from fedsim.run.ownership import PartCopier
 from fedsim.run.parts import PART_TYPES, Parts
 from fedsim.run.rules import Stop
 from fedsim.run.user_code import user_code_error_context
-from fedsim.run.wiring import Compute, check_kinds, check_seeds, restrict_per_seed
+from fedsim.run.wiring import ComputeSettings, check_component_types, check_seeds, restrict_per_seed_settings
 from fedsim.shift import Shift
 from fedsim.strategies import Strategy
 from fedsim.trainer import Execution
@@ -44,7 +44,7 @@ from fedsim.uplink.attack import Attack
 START_MODELS = ("random", "ps", "erm")
 
 
-@validated
+@validate_arguments
 class Setup(Assembly):
     """A federation that is set up and checked. The arguments are the groups of a configuration and its top-level keys.
 
@@ -53,7 +53,7 @@ class Setup(Assembly):
 
     Args:
         dataset: what samples exist.
-        model: builds a fresh `nn.Module`; called with `shape` and `classes` if it takes them (see `RowModel`).
+        model: builds a fresh `nn.Module`; called with `shape` and `classes` if it takes them (see `StatelessModel`).
         clients: m, or 'all' that come with the data. Of more than m that do, partition=natural draws m.
         partition: who holds which; the natural one where the data set has owners, else iid.
         availability: who can take part.
@@ -79,7 +79,7 @@ class Setup(Assembly):
         work: how much of a round's local steps each does.
         delay: how many rounds later rows arrive.
         execution: where and how all is computed.
-        ranks: the processes that share the run (`Ranks.join_group()` under torchrun); a lone one unless given.
+        ranks: the processes that share the run (`ProcessRanks.join_group()` under torchrun); a lone one unless given.
     """
 
     config_key_by_argument: ClassVar[dict[str, str]] = {  # configuration key → the argument that replaces it in Python
@@ -95,13 +95,13 @@ class Setup(Assembly):
     effective_if: EffectDeclarations = (
         EffectiveIf(
             "uplink",
-            lambda component, run: run.has_uplink_vectors or not component.components.uplink.stages,
+            lambda component, run: run.has_client_uploads or not component.components.uplink.stages,
             "a strategy whose clients send something",
             attribute="components.uplink",
         ),
         EffectiveIf(
             "attack",
-            lambda component, run: run.has_uplink_vectors or not component.components.attack.active,
+            lambda component, run: run.has_client_uploads or not component.components.attack.active,
             "a strategy whose clients send something",
             attribute="components.attack",
         ),
@@ -137,13 +137,13 @@ class Setup(Assembly):
         work: Work | None = None,
         delay: Delay | None = None,
         drift: Drift | None = None,
-        ranks: Ranks | None = None,
+        ranks: ProcessRanks | None = None,
     ) -> None:
-        check_kinds(PART_TYPES, locals())
+        check_component_types(PART_TYPES, locals())
         execution = execution or Execution()
-        compute = Compute.from_execution(execution, ranks or Ranks())
-        check_samples(dataset, loss)  # on the host, before the samples move
-        components = Parts.from_copies(
+        compute = ComputeSettings.from_execution(execution, ranks or ProcessRanks())
+        check_dataset(dataset, loss)  # on the host, before the samples move
+        components = Parts.copy_of(
             dataset.to(compute.device), evaluation=evaluation, uplink=uplink, partition=partition,
             availability=availability, strategy=strategy, local=local, shift=shift, contamination=contamination,
             attack=attack, columns=columns, capacity=capacity, clock=clock, work=work, delay=delay, personal=personal,
@@ -151,7 +151,7 @@ class Setup(Assembly):
         )  # fmt: skip
         choice = ModelChoice(model, loss, ridge, output, execution.precision)
         chosen_seeds = check_seeds(seeds)
-        self._groups = _own_copies(components)
+        self._groups = _parts_before_setup(components)
         with user_code_error_context(components):
             super().__init__(components, choice, compute, clients, chosen_seeds, rounds, start, on_nonfinite)
 
@@ -161,23 +161,23 @@ class Setup(Assembly):
         Raises:
             ConfigError: naming the part and the attribute, such as one that counts objects of the class.
         """
-        numbered = {name.partition(".")[0] for name in self.values_per_seed}
+        numbered = {name.partition(".")[0] for name in self.settings_per_seed}
         for group, component in self._groups.items():
             if group == "dataset" or group in numbered or not contains_user_code(component):
                 continue
-            if paths := changed_paths(component, take_snapshot(simulation._groups[group])):
+            if paths := changed_attribute_paths(component, take_snapshot(simulation._groups[group])):
                 raise ConfigError(
                     f"{group}={type(component).__name__}: two objects made of the same settings differ in {paths[0]}, "
                     "which depends on how many were made before in this process"
                 )
 
-    def replica(self, replicates: Sequence[int], steps: int) -> Self:
+    def copy_for_trials(self, replicates: Sequence[int], steps: int) -> Self:
         """Return the same run with copies of its parts, for some of its replicates, for trials: clients are trained one
         at a time, with at most so many local steps, and nothing is evaluated."""
         dataset, seeds = self.components.dataset, [self.federation.seeds[replicate] for replicate in replicates]
-        part_copies = copies_of(self._groups, dataset)
+        part_copies = copy_components(self._groups, dataset)
         rule: LocalRule = part_copies["local"]
-        restrict_per_seed(part_copies["strategy"], rule, part_copies["drift"], replicates)
+        restrict_per_seed_settings(part_copies["strategy"], rule, part_copies["drift"], replicates)
         if not (rule.indivisible or rule.pooled or part_copies["work"].active):
             planned_steps = rule.work.steps or steps
             rule.work = dataclasses.replace(rule.work, steps=min(planned_steps, steps), epochs=None)
@@ -201,15 +201,15 @@ class Setup(Assembly):
         return setup_copy
 
 
-def _own_copies(components: Parts) -> dict[str, Any]:
+def _parts_before_setup(components: Parts) -> dict[str, Any]:
     """Return the parts by group as they were before their setup; copies if one of them is user-defined."""
     groups = {entry.name: getattr(components, entry.name) for entry in dataclasses.fields(Parts)}
     if not any(contains_user_code(component) for group, component in groups.items() if group != "dataset"):
         return groups
-    return copies_of(groups, components.dataset)
+    return copy_components(groups, components.dataset)
 
 
-def copies_of(groups: dict[str, Any], dataset: Dataset) -> dict[str, Any]:
+def copy_components(groups: dict[str, Any], dataset: Dataset) -> dict[str, Any]:
     """Return copies of parts that share the data set; objects that two parts share are shared by their copies."""
-    copies = PartCopies(dataset)
+    copies = PartCopier(dataset)
     return {group: copies(component) for group, component in groups.items()}

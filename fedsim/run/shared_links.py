@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from fedsim.run.event_queue import EventQueue, ServerStep, TaskCandidates
+from fedsim.run.event_queue import EventQueue, ServerStepEvents, StartCandidates
 
 DOWNLOADING, COMPUTING, UPLOADING, FINISHED = range(4)  # stages of a task
 SIMULTANEITY_FACTOR = 1 + 1e-12  # transfers that need this much more time than the first one end with it
@@ -40,7 +40,7 @@ class ClientTask:
     stage: int = DOWNLOADING
 
     @classmethod
-    def from_candidate(cls, task_candidates: TaskCandidates, candidate_position: int) -> ClientTask:
+    def from_candidate(cls, task_candidates: StartCandidates, candidate_position: int) -> ClientTask:
         """The task of the candidate at this position, which ends where the client fails."""
         transfers, fraction = task_candidates.transfers, float(task_candidates.failure_fraction[candidate_position])
         assert transfers is not None
@@ -93,16 +93,16 @@ class SharedLink:
         """Start a transfer."""
         self.remaining_bytes[client], self.client_rates[client], self.fair_rates = size, own_rate, None
 
-    def _current_rates(self) -> dict[int, float]:
+    def _transfer_rates(self) -> dict[int, float]:
         if self.fair_rates is None:
             clients = list(self.remaining_bytes)
             client_rates = np.array([self.client_rates[client] for client in clients])
             self.fair_rates = dict(zip(clients, max_min_fair_rates(client_rates, self.capacity).tolist(), strict=True))
         return self.fair_rates
 
-    def next_end(self) -> float:
+    def seconds_to_next_completion(self) -> float:
         """Return the seconds until the next transfer is complete if no other starts; inf without transfers."""
-        rates = self._current_rates()
+        rates = self._transfer_rates()
         return min((size / rates[client] for client, size in self.remaining_bytes.items()), default=math.inf)
 
     def advance(self, seconds: float, to_next_end: bool) -> list[int]:
@@ -112,8 +112,8 @@ class SharedLink:
             seconds: how much.
             to_next_end: that is when the next transfer is complete, but for rounding.
         """
-        current_rates = self._current_rates()
-        bound = max(seconds, self.next_end()) * SIMULTANEITY_FACTOR if to_next_end else -1.0
+        current_rates = self._transfer_rates()
+        bound = max(seconds, self.seconds_to_next_completion()) * SIMULTANEITY_FACTOR if to_next_end else -1.0
         ended_clients = [
             client for client, size in self.remaining_bytes.items() if size <= current_rates[client] * bound
         ]
@@ -176,37 +176,39 @@ class SharedLinkQueue(EventQueue):
         else:
             self._start_transfer(client, task)
 
-    def advance_to_update(
+    def advance_until_update(
         self,
-        task_candidates: TaskCandidates,
+        task_candidates: StartCandidates,
         target_count: int,
         max_events: int | None = None,
         deadline: float = math.inf,
-    ) -> ServerStep:
-        self._follow_until(self.current_time)
-        step = super().advance_to_update(task_candidates, target_count, max_events, deadline)
-        self._follow_until(self.current_time)
+    ) -> ServerStepEvents:
+        self._advance_until(self.current_time)
+        step = super().advance_until_update(task_candidates, target_count, max_events, deadline)
+        self._advance_until(self.current_time)
         return step
 
-    def _start_task(self, client: int, candidates: TaskCandidates, position: int) -> bool:
+    def _start_task(self, client: int, candidates: StartCandidates, position: int) -> bool:
         task = self.tasks[client] = ClientTask.from_candidate(candidates, position)
         if task.bytes_down:
             self._start_transfer(client, task)
         else:
-            self._next_stage(client)
+            self._advance_stage(client)
         return task.will_fail
 
     def _follow_transfers(self, until: float) -> None:
         while not self.events and self._advance_transfers(until):
             pass
 
-    def _follow_until(self, time: float) -> None:
+    def _advance_until(self, time: float) -> None:
         while self._advance_transfers(time):
             pass
 
     def _advance_transfers(self, until: float) -> bool:
         """Advance to the next change of a task, or to `until` if that is earlier; return whether there was a change."""
-        end_times = {stage: self.transfer_time + link.next_end() for stage, link in self.links.items()}
+        end_times = {
+            stage: self.transfer_time + link.seconds_to_next_completion() for stage, link in self.links.items()
+        }
         event_time = min(*end_times.values(), self.computing_clients[0][0] if self.computing_clients else math.inf)
         event_happens = event_time <= until and math.isfinite(event_time)
         time = event_time if event_happens else until
@@ -223,10 +225,10 @@ class SharedLinkQueue(EventQueue):
             while self.computing_clients and self.computing_clients[0][0] <= self.transfer_time:
                 ended_transfers.append(heapq.heappop(self.computing_clients)[1])
         for client in ended_transfers:
-            self._next_stage(client)
+            self._advance_stage(client)
         return event_happens
 
-    def _next_stage(self, client: int) -> None:
+    def _advance_stage(self, client: int) -> None:
         """Complete one stage of a task."""
         task = self.tasks[client]
         task.stage += 1

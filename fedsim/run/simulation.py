@@ -13,15 +13,15 @@ from fedsim.core.report import Report
 from fedsim.core.torch_warnings import suppress_vmap_warning
 from fedsim.evaluation.performative.references import unshifted_minimisers
 from fedsim.run import determinism
-from fedsim.run.carry_contract import check_carry
+from fedsim.run.carry_contract import check_strategy_carry
 from fedsim.run.checkpoint import CONTENT_ENTRY, Checkpointer
 from fedsim.run.content import content_fingerprints
 from fedsim.run.contracts import user_code_errors
 from fedsim.run.divergence import DivergenceGuard, check_initial_models, divergence_remedy
-from fedsim.run.folder import holding_folder_lock
-from fedsim.run.layout import Layout
+from fedsim.run.folder import with_folder_lock
+from fedsim.run.layout import RankLayout
 from fedsim.run.progress import Progress
-from fedsim.run.rehearsal import rehearse_run, try_evaluation
+from fedsim.run.rehearsal import check_evaluation, rehearse_run
 from fedsim.run.run_files import MODEL_HEADER_KEY
 from fedsim.run.settings import report_standstill
 from fedsim.run.setup import Setup
@@ -31,7 +31,7 @@ from fedsim.run.tracking import Result, RunConfig, Tracking
 from fedsim.run.user_code import UserCodeWatch, user_code_error_context
 from fedsim.strategies import State
 from fedsim.trainer import TaskGenerator, run_to_completion
-from fedsim.trainer.device_memory import configure_allocator
+from fedsim.trainer.device_memory import raise_malloc_thresholds
 
 log = logging.getLogger(__name__)
 
@@ -87,10 +87,10 @@ class Simulation(Setup):
             PeerError: when another rank ends.
             RunError: when the device has no room, or none but nondeterministic algorithms where others are asked for.
         """
-        return run_to_completion(self.run_steps(out, resume, tracking, config))
+        return run_to_completion(self.run_as_generator(out, resume, tracking, config))
 
-    @holding_folder_lock
-    def run_steps(
+    @with_folder_lock
+    def run_as_generator(
         self,
         out: str | Path | None = None,
         resume: bool = False,
@@ -100,7 +100,7 @@ class Simulation(Setup):
         """The steps of `run` as a generator that yields the clients' local work of each round, so that
         `fedsim.run.together` can compute that of several runs at once."""
         tracking, config, folder = tracking or Tracking(), config or RunConfig(), None if out is None else Path(out)
-        configure_allocator(self.device)
+        raise_malloc_thresholds(self.device)
         with user_code_error_context(self.components):
             state = self.initial_state()
             check_initial_state(self, state)
@@ -114,38 +114,38 @@ class Simulation(Setup):
         self.log_privacy()
         divergence_guard = self.make_divergence_guard(progress)
         self.round_clock.start_round(progress.virtual, memory, progress.joules)
-        output_folder = folder if self.federation.ranks.is_first else None
+        output_folder = folder if self.federation.ranks.is_main_rank else None
         with Tracker(self, output_folder, tracking, checkpoints, divergence_guard, progress, config) as tracker:
             tracker.start(state)
-            state = yield from self.training_steps(state, memory, tracker)
+            state = yield from self.training_local_tasks(state, memory, tracker)
             report_standstill(self, first_model, state.model, progress.rounds - first_round)
             return tracker.finish(state)
 
-    def training_steps(self, state: State, memory: Memory, tracker: Tracker) -> TaskGenerator[State]:
+    def training_local_tasks(self, state: State, memory: Memory, tracker: Tracker) -> TaskGenerator[State]:
         """The remaining rounds: from the strategy's state before the first of them to that after the last."""
         user_code = UserCodeWatch(self.components_by_group)
-        for t in tracker.remaining_rounds():
+        for t in tracker.iterate_rounds():
             state, report = yield from user_code.watch_steps(
-                self.round_steps(t, state, memory, tracker.divergence_guard), t
+                self.generate_round_tasks(t, state, memory, tracker.divergence_guard), t
             )
             tracker.record_round(t, state, report)
         return state
 
-    def round_steps(
+    def generate_round_tasks(
         self, t: int, state: State, memory: Memory, divergence_guard: DivergenceGuard
     ) -> TaskGenerator[tuple[State, Report]]:
         """Round t: from the strategy's state before it to that after it, and the report that led there."""
-        active = self.delayed_updates.without_in_flight(self.availability.sample(t), memory)  # who, with p_i^t
+        active = self.delayed_updates.idle_clients(self.availability.sample(t), memory)  # who, with p_i^t
         cohort = self.round_clock(
             divergence_guard.without_dropped_replicates(self.strategy.cohort(state, active), t), t
         )  # in time
         start = self.submodels(self.strategy.start(state, cohort), cohort, t)  # [n, d] rows
-        report = yield from self.delayed_updates.round_steps(
+        report = yield from self.delayed_updates.generate_round_tasks(
             start, cohort, t, state.model, memory, divergence_guard.accepted_rows
         )
         self.submodels.check(report, t)
         report = self.uplink(report, memory)  # what reaches the server
-        with divergence_guard.catch_errors(t, state, report):
+        with divergence_guard.raise_as_divergence(t, state, report):
             state = self.strategy.aggregate(state, report, t)  # linear algebra
         return state, report
 
@@ -154,8 +154,8 @@ class Simulation(Setup):
     ) -> Checkpointer:
         """Return the checkpointer of this run, with the header that identifies the run's content."""
         identity = {"seeds": list(self.federation.seeds), "strategy": type(self.strategy).__name__, **identity}
-        layout = Layout.from_run(self.strategy, memory, state.model, self.federation)
-        content = content_fingerprints(self) if folder is not None and self.federation.ranks.is_first else {}
+        layout = RankLayout.from_components(self.strategy, memory, state.model, self.federation)
+        content = content_fingerprints(self) if folder is not None and self.federation.ranks.is_main_rank else {}
         header = {MODEL_HEADER_KEY: self.model_metadata(), CONTENT_ENTRY: content}
         return Checkpointer(folder, tracking.checkpoint_every, identity, memory, layout, header)
 
@@ -180,9 +180,9 @@ class Simulation(Setup):
 
     def rehearse(self, state: State, memory: Memory) -> None:
         """Refuse, before anything is written, parts that would fail or be silently wrong in the middle of the run."""
-        check_carry(self, state, memory)
+        check_strategy_carry(self, state, memory)
         rehearse_run(self, state, memory)
-        try_evaluation(self, state, memory)
+        check_evaluation(self, state, memory)
 
     def log_privacy(self) -> None:
         """Log the privacy claim, if rows have noise."""

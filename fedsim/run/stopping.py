@@ -48,19 +48,19 @@ class StopSignals:
         self._last_seen_signal: int | None = None  # what it had seen when it stopped listening
 
     @property
-    def received_signal(self) -> int | None:
+    def received_signal_number(self) -> int | None:
         """The number of the first signal; None before it."""
         if self not in self._listening:
             return self._last_seen_signal
         return StopSignals._visible_signal if self._is_postponed else StopSignals._first_signal
 
     @property
-    def agreed_signal(self) -> int:
+    def num_running_runs(self) -> int:
         """The number of runs that are running in this process, at least 1."""
         return max(1, len(self._listening))
 
     @classmethod
-    def is_pending(cls) -> bool:
+    def is_stop_pending(cls) -> bool:
         """Return whether a signal was received for which the current runs will stop."""
         return bool(cls._listening) and cls._first_signal is not None
 

@@ -28,18 +28,18 @@ from fedsim.run.contracts import (
     SHARED_OBJECT_TYPES,
     Invariance,
     NamedTensors,
-    changed_paths,
+    changed_attribute_paths,
     check_invariances,
+    copy_for_trial,
     copy_tensors,
     describe_type,
     fields_of_state,
-    first_difference,
-    increased_counters,
+    first_differing_name,
+    increased_attribute_names,
     is_close,
     is_user_defined,
     raise_violation,
     take_snapshot,
-    trial_copy,
     undeclared_attributes,
     user_code_errors,
 )
@@ -94,14 +94,14 @@ def check_initial_state(simulation: Setup, state: Any) -> None:
         )
 
 
-def rounds_to_try(count: int) -> list[int]:
+def trial_round_numbers(count: int) -> list[int]:
     """Return the rounds to try: the first three, and later ones, since some strategies change over time (warm-up,
     periods, the end)."""
     late_rounds = {t for t in (*LATE_TRIAL_ROUNDS, count - 1) if 2 < t < count}
     return [*range(min(3, max(count, 1))), *sorted(late_rounds)]
 
 
-class StrategyTrial:
+class StrategyContractTrial:
     """A copy of a run's strategy, tried on synthetic reports in federations of one or two of the run's seeds.
 
     Args:
@@ -112,7 +112,7 @@ class StrategyTrial:
         self.simulation, self.memory = simulation, memory
         self.label = f"strategy={type(simulation.strategy).__name__}"
         federation = simulation.federation
-        self.rounds = rounds_to_try(simulation.rounds)
+        self.rounds = trial_round_numbers(simulation.rounds)
         self.models = simulation.model.columns.select_shared(simulation.model.initial(federation.seeds[:2]))
         # replicates at different models, as they are after a round
         sine_values = torch.sin(torch.arange(1.0, self.models.numel() + 1)).reshape(self.models.shape)
@@ -136,11 +136,11 @@ class StrategyTrial:
         )
         self.uses_constant_weights = False
         if self.has_fixed_cohort_size:
-            self.uses_constant_weights = self._is_refused_with(constant=False) and not self._is_refused_with(
+            self.uses_constant_weights = self._refuses_weights(constant=False) and not self._refuses_weights(
                 constant=True
             )
 
-    def _is_refused_with(self, constant: bool) -> bool:
+    def _refuses_weights(self, constant: bool) -> bool:
         self.uses_constant_weights = constant
         try:
             self.states_after_rounds([[3, 1], [1, 2], [2, 3]], range(len(self.models)))
@@ -148,14 +148,14 @@ class StrategyTrial:
             return True
         return False
 
-    def is_slow(self) -> bool:
+    def is_over_time(self) -> bool:
         return time.process_time() - self.start_time > MAX_OPTIONAL_CHECK_SECONDS
 
     def strategy(self, replicates: range) -> Any:
         """Return a copy of the strategy for some of the replicates, with their entries of settings that are given per
         seed."""
         self.rewind()
-        strategy_copy = trial_copy(
+        strategy_copy = copy_for_trial(
             self.simulation.strategy, self.simulation.federation, self.simulation.data, self.simulation.model
         )
         for name, value in list(getattr(strategy_copy, "__dict__", {}).items()):
@@ -233,8 +233,10 @@ class StrategyTrial:
                 client_counts, np.full_like(client_counts, 1.0 if self.uses_constant_weights else 0.5), t
             )
             state_copy = copy_tensors(state)
-            cohort, carry = self._start(strategy, state_copy, active, t)
-            report = _synthetic_report(self.simulation, state, self._memory(replicates), cohort, carry, replicates, t)
+            cohort, carry = self._cohort_and_start_rows(strategy, state_copy, active, t)
+            report = _synthetic_round_report(
+                self.simulation, state, self._memory_of_replicates(replicates), cohort, carry, replicates, t
+            )
             if with_other_calls and previous_state_and_report is not None:
                 with contextlib.suppress(ConfigError):
                     _next_state(
@@ -248,14 +250,16 @@ class StrategyTrial:
             next_state = _next_state(strategy, component_label, state_copy, report, t)
             if not use_new_copies and t == self.rounds[0]:
                 repeated_state = _next_state(strategy, component_label, copy_tensors(state), report, t)
-                name = first_difference(fields_of_state(next_state), fields_of_state(repeated_state))
+                name = first_differing_name(fields_of_state(next_state), fields_of_state(repeated_state))
                 if name is not None:
-                    raise ConfigError(self.memory_difference_text(name, strategy))
+                    raise ConfigError(self.hidden_state_message(name, strategy))
             state = next_state
             states.append(state)
         return states
 
-    def _start(self, strategy: Any, state: State, active: Cohort, t: int) -> tuple[Cohort, NamedTensors]:
+    def _cohort_and_start_rows(
+        self, strategy: Any, state: State, active: Cohort, t: int
+    ) -> tuple[Cohort, NamedTensors]:
         """Return the clients that compute, and the rows that they start from."""
         component_label = self.label
         with user_code_errors(f"{component_label}: cohort, in round {t}", strategy):
@@ -286,7 +290,7 @@ class StrategyTrial:
                 )
         return cohort, carry
 
-    def _memory(self, replicates: range) -> Memory:
+    def _memory_of_replicates(self, replicates: range) -> Memory:
         federation, client_count = self.simulation.federation, len(self._federation(replicates).local_clients)
         rows_by_replicate = {
             name: value.unflatten(0, (federation.num_replicates, -1)) for name, value in self.memory.clients.items()
@@ -299,9 +303,9 @@ class StrategyTrial:
             }
         )
 
-    def memory_difference_text(self, name: str, strategy: Any) -> str:
+    def hidden_state_message(self, name: str, strategy: Any) -> str:
         """Describe how a value came to differ from an earlier one."""
-        paths = changed_paths(strategy, self.snapshot_before) or changed_paths(
+        paths = changed_attribute_paths(strategy, self.snapshot_before) or changed_attribute_paths(
             self.simulation.strategy, self.snapshot_before
         )
         location = f" ({paths[0]})" if paths else ""
@@ -311,7 +315,7 @@ class StrategyTrial:
         )
 
 
-def _check_repetition(trial: StrategyTrial) -> str | None:
+def _check_repeatability(trial: StrategyContractTrial) -> str | None:
     """Repeat the same rounds: with another copy for each round, then with one copy for all, with another global
     seed."""
     all_replicates = range(len(trial.models))
@@ -319,30 +323,30 @@ def _check_repetition(trial: StrategyTrial) -> str | None:
     right = trial.states_after_rounds(counts, all_replicates)
     with streams.preserve_rng_states():
         streams.reseed_global_generators(1)
-        return _replicate_difference(trial, counts, right)
+        return _repeated_rounds_violation(trial, counts, right)
 
 
-def _replicate_difference(
-    trial: StrategyTrial, participation_counts: Sequence[Sequence[int]], expected_states: list[State]
+def _repeated_rounds_violation(
+    trial: StrategyContractTrial, participation_counts: Sequence[Sequence[int]], expected_states: list[State]
 ) -> str | None:
     all_replicates = range(len(trial.models))
-    for uses_new_copy in (True,) if trial.is_slow() else (True, False):
+    for uses_new_copy in (True,) if trial.is_over_time() else (True, False):
         for expected_state, repeated_state in zip(
             expected_states, trial.states_after_rounds(participation_counts, all_replicates, uses_new_copy), strict=True
         ):
-            name = first_difference(fields_of_state(expected_state), fields_of_state(repeated_state))
+            name = first_differing_name(fields_of_state(expected_state), fields_of_state(repeated_state))
             if name is not None:
-                return trial.memory_difference_text(name, trial.strategy(all_replicates))
-    return None if trial.is_slow() else _check_other_calls(trial, participation_counts, expected_states)
+                return trial.hidden_state_message(name, trial.strategy(all_replicates))
+    return None if trial.is_over_time() else _other_calls_violation(trial, participation_counts, expected_states)
 
 
-def _check_other_calls(
-    trial: StrategyTrial, participation_counts: Sequence[Sequence[int]], expected_states: list[State]
+def _other_calls_violation(
+    trial: StrategyContractTrial, participation_counts: Sequence[Sequence[int]], expected_states: list[State]
 ) -> str | None:
     """Repeat the same rounds with others in between, and with a copy whose counters are a thousand times as large."""
     all_replicates, tried_counters = range(len(trial.models)), dict[str, Any]()
     trial.states_after_rounds(participation_counts, all_replicates)
-    for counter_name in increased_counters(trial.last_strategy, trial.initial_snapshot):
+    for counter_name in increased_attribute_names(trial.last_strategy, trial.initial_snapshot):
         original_value = vars(trial.last_strategy)[counter_name]
         value = (
             enlarged_counter(original_value) if isinstance(original_value, (int, float)) else None
@@ -358,27 +362,27 @@ def _check_other_calls(
             )
             differing_field = _first_differing_field(expected_states, other_states)
             if differing_field is not None:
-                return trial.memory_difference_text(differing_field, trial.last_strategy)
+                return trial.hidden_state_message(differing_field, trial.last_strategy)
         finally:
             trial.counters = {}
     end_time = time.process_time() + MAX_REPETITION_SECONDS
     trial.states_after_rounds(participation_counts, all_replicates)
     state_changes = bool(
-        changed_paths(trial.last_strategy, trial.initial_snapshot)
-        or changed_paths(trial.simulation.strategy, trial.snapshot_before)
+        changed_attribute_paths(trial.last_strategy, trial.initial_snapshot)
+        or changed_attribute_paths(trial.simulation.strategy, trial.snapshot_before)
     )
     while state_changes and time.process_time() < end_time:  # a counter may take effect at its hundredth call
         later_states = trial.states_after_rounds(participation_counts, all_replicates, rewind_first=False)
         differing_field = _first_differing_field(expected_states, later_states)
         if differing_field is not None:
-            return trial.memory_difference_text(differing_field, trial.last_strategy)
+            return trial.hidden_state_message(differing_field, trial.last_strategy)
     return None
 
 
 def _first_differing_field(expected_states: Sequence[State], other_states: Sequence[State]) -> str | None:
     """Return the field in which the states of a round differ first, or None."""
     for expected_state, other_state in zip(expected_states, other_states, strict=True):
-        differing_field = first_difference(fields_of_state(expected_state), fields_of_state(other_state))
+        differing_field = first_differing_name(fields_of_state(expected_state), fields_of_state(other_state))
         if differing_field is not None:
             return differing_field
     return None
@@ -394,9 +398,9 @@ def _changed_copy(tensors_or_object: Any) -> Any:
     return dataclasses.replace(copy_tensors(tensors_or_object), **moved_tensors)
 
 
-def _check_empty_rounds(trial: StrategyTrial) -> str | None:
+def _empty_round_violation(trial: StrategyContractTrial) -> str | None:
     """Try rounds without clients, and with one client."""
-    if trial.has_fixed_cohort_size or trial.is_slow():
+    if trial.has_fixed_cohort_size or trial.is_over_time():
         return None
     for counts in ([[0, 0], [1, 0], [0, 0]], [[0, 1], [1, 1], [0, 0]]):
         for t, state in enumerate(trial.states_after_rounds(counts, range(len(trial.models)))):
@@ -409,7 +413,7 @@ def _check_empty_rounds(trial: StrategyTrial) -> str | None:
     return None
 
 
-def _check_replicates(trial: StrategyTrial) -> str | None:
+def _check_replicate_independence(trial: StrategyContractTrial) -> str | None:
     """Compare each replicate alone with the same replicate next to one with another number of clients."""
     if len(trial.models) < 2 or trial.simulation.federation.ranks.num_ranks > 1:
         return None
@@ -420,16 +424,16 @@ def _check_replicates(trial: StrategyTrial) -> str | None:
             try:
                 single_states = trial.states_after_rounds([[row[r]] for row in counts], range(r, r + 1))
             except ConfigError:  # it was set up for all replicates
-                return _check_replicates_differ(trial)
+                return _check_replicates_independent(trial)
             for t, (single_state, joint_state) in enumerate(zip(single_states, joint_states, strict=True)):
                 if not is_close(joint_state.model[r], single_state.model[0]):
-                    return _mixing_text(trial, 1 - r, r, f" in round {trial.rounds[t]}" if t else "")
-        if trial.is_slow():
+                    return _mixed_seeds_text(trial, 1 - r, r, f" in round {trial.rounds[t]}" if t else "")
+        if trial.is_over_time():
             return None
     return None
 
 
-def _check_replicates_differ(trial: StrategyTrial) -> str | None:
+def _check_replicates_independent(trial: StrategyContractTrial) -> str | None:
     """Check that the rows of the first replicate's clients, however many, change no other replicate's model."""
     counts = [[3, 1], [2, 3], [1, 2]]
     right = trial.states_after_rounds(counts, range(2))
@@ -437,11 +441,11 @@ def _check_replicates_differ(trial: StrategyTrial) -> str | None:
         zip(right, trial.states_after_rounds([[1, c[1]] for c in counts], range(2)), strict=True)
     ):
         if not is_close(state.model[1], changed_state.model[1]):
-            return _mixing_text(trial, 0, 1, f" in round {trial.rounds[t]}" if t else "")
+            return _mixed_seeds_text(trial, 0, 1, f" in round {trial.rounds[t]}" if t else "")
     return None
 
 
-def _mixing_text(trial: StrategyTrial, changed_row: int, affected_row: int, moment: str) -> str:
+def _mixed_seeds_text(trial: StrategyContractTrial, changed_row: int, affected_row: int, moment: str) -> str:
     seeds = trial.simulation.federation.seeds
     return (
         f"{trial.label} mixes the clients of different seeds: a change in those of seed "
@@ -464,26 +468,26 @@ def _synthetic_losses(cohort: Cohort, rows: Tensor) -> Tensor:
 
 
 INVARIANCES = (
-    Invariance("a second time, and a resumed run", _check_repetition, raise_violation),
-    Invariance("empty rounds", _check_empty_rounds, raise_violation),
-    Invariance("other replicates", _check_replicates, raise_violation),
+    Invariance("a second time, and a resumed run", _check_repeatability, raise_violation),
+    Invariance("empty rounds", _empty_round_violation, raise_violation),
+    Invariance("other replicates", _check_replicate_independence, raise_violation),
 )
 
 
-def check_strategy(simulation: Setup, memory: Memory) -> None:
+def check_strategy_contract(simulation: Setup, memory: Memory) -> None:
     """Try a strategy in its first rounds and in some late ones.
 
     Raises:
         ConfigError: naming what it did and what it must do.
     """
-    trial = StrategyTrial(simulation, memory)
+    trial = StrategyContractTrial(simulation, memory)
     try:
         check_invariances(INVARIANCES, trial)
     finally:
         trial.rewind()
 
 
-def _synthetic_report(
+def _synthetic_round_report(
     simulation: Setup, state: State, memory: Memory, cohort: Cohort, carry: NamedTensors, replicates: range, t: int
 ) -> Report:
     """Return rows that have moved a little, each in its own way: by its replicate, its client and the round."""
@@ -559,7 +563,7 @@ def _next_state(strategy: Any, component_label: str, previous_state: State, repo
             "none of its fields, so no checkpoint "
             "holds it; declare it in a dataclass derived from State"
         )
-    _check_shared_memory(component_label, state_after)
+    _check_no_aliased_fields(component_label, state_after)
     next_state: State = state_after
     return next_state
 
@@ -571,7 +575,7 @@ def equal_values(first_value: Any, second_value: Any) -> bool:
     return np.array_equal(first_value, second_value)
 
 
-def _check_shared_memory(component_label: str, state: State) -> None:
+def _check_no_aliased_fields(component_label: str, state: State) -> None:
     """Refuse two fields that share memory: a checkpoint cannot hold them, and writing to one writes to both."""
     names_by_address: dict[int, str] = {}
     for field_name, value in fields_of_state(state).items():

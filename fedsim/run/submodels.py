@@ -14,18 +14,18 @@ from fedsim.core.errors import ConfigError, RunError
 from fedsim.core.federation import Cohort, Federation
 from fedsim.core.report import Report
 from fedsim.models.capacity import Capacity
-from fedsim.models.channels import ChannelChain, check_chain
+from fedsim.models.channels import HiddenLayerChannels, check_channel_chain
 from fedsim.run.parts import Parts
 from fedsim.run.population import Population
 from fedsim.run.server import Server
-from fedsim.run.training import Training
+from fedsim.run.training import ClientTraining
 
 CLIENT_MEAN = "client_mean"
 NUM_TRIAL_ROUNDS, NUM_TRIAL_CHANNEL_SETS = 2, 2  # rounds in which the model is tried, and sets of channels in each
 ROUNDING_TOLERANCE = 1e-6  # tolerance, relative to the largest parameter
 
 
-class Submodels:
+class SubmodelMasking:
     """Sets the columns that a client lacks to zero, and checks that local training leaves them at zero.
 
     Args:
@@ -34,11 +34,13 @@ class Submodels:
         training: names local rule and model in messages.
     """
 
-    def __init__(self, capacity: Capacity, chain: ChannelChain | None, training: Training) -> None:
+    def __init__(self, capacity: Capacity, chain: HiddenLayerChannels | None, training: ClientTraining) -> None:
         self.capacity, self.channel_chain, self.training = capacity, chain, training
 
     @classmethod
-    def build(cls, components: Parts, population: Population, server: Server, training: Training) -> Submodels:
+    def build(
+        cls, components: Parts, population: Population, server: Server, training: ClientTraining
+    ) -> SubmodelMasking:
         """Set up the capacity for the population, and follow the model's channels.
 
         Raises:
@@ -46,12 +48,12 @@ class Submodels:
         """
         capacity, chain = components.capacity, None
         if capacity.active:
-            _check_other_parts(components, population, server, training)
-            samples = population.data.first_samples(2, server.model.dtype)
-            chain = ChannelChain.trace_model(server.model, samples)
+            _check_submodel_support(components, population, server, training)
+            samples = population.data.example_samples(2, server.model.dtype)
+            chain = HiddenLayerChannels.from_model(server.model, samples)
             capacity.setup(population.federation)
             for held_channels in _sample_channel_sets(capacity, chain, population.federation):
-                check_chain(server.model, chain, held_channels, samples)
+                check_channel_chain(server.model, chain, held_channels, samples)
         return cls(capacity, chain, training)
 
     def __call__(self, start_rows: Tensor | dict[str, Tensor], cohort: Cohort, t: int) -> Tensor | dict[str, Tensor]:
@@ -61,7 +63,7 @@ class Submodels:
             return start_rows
         sets, index = _held_channels(self.capacity, cohort, self.channel_chain, t)
         rows = start_rows["params"] if isinstance(start_rows, dict) else start_rows
-        masks = self.channel_chain.masks(sets).to(rows)[index.to(rows.device)]
+        masks = self.channel_chain.held_column_masks(sets).to(rows)[index.to(rows.device)]
         cohort.column_masks = masks
         if not isinstance(start_rows, dict):
             return start_rows * masks
@@ -92,7 +94,9 @@ class Submodels:
         return cohort.column_masks.mean(1, dtype=torch.float64).cpu().numpy()
 
 
-def _held_channels(capacity: Capacity, cohort: Cohort, chain: ChannelChain, t: int) -> tuple[list[Tensor], Tensor]:
+def _held_channels(
+    capacity: Capacity, cohort: Cohort, chain: HiddenLayerChannels, t: int
+) -> tuple[list[Tensor], Tensor]:
     """Return which channels clients hold in round t, according to the capacity.
 
     Raises:
@@ -125,7 +129,9 @@ def _held_channels(capacity: Capacity, cohort: Cohort, chain: ChannelChain, t: i
     return list(channel_sets), client_set_index
 
 
-def _sample_channel_sets(capacity: Capacity, chain: ChannelChain, federation: Federation) -> Iterator[list[Tensor]]:
+def _sample_channel_sets(
+    capacity: Capacity, chain: HiddenLayerChannels, federation: Federation
+) -> Iterator[list[Tensor]]:
     """Return sets of channels that clients hold in the first rounds, at most two a round, incomplete ones first."""
     count = np.ones((federation.num_replicates, federation.clients))
     for t in range(NUM_TRIAL_ROUNDS):
@@ -135,7 +141,9 @@ def _sample_channel_sets(capacity: Capacity, chain: ChannelChain, federation: Fe
             yield [layer[k : k + 1] for layer in sets]
 
 
-def _check_other_parts(components: Parts, population: Population, server: Server, training: Training) -> None:
+def _check_submodel_support(
+    components: Parts, population: Population, server: Server, training: ClientTraining
+) -> None:
     """Refuse parts that take clients' rows for whole models.
 
     Raises:

@@ -26,7 +26,7 @@ def summarise_run(simulation: Setup, result: Result, progress: Progress) -> dict
         "final": {name: {"mean": mean, "std": std} for name, (mean, std) in result.final.items()},
         "per_replicate": [
             {"seed": row["seed"]}
-            | {key: summary_numbers[replicate] for key, summary_numbers in simulation.values_per_seed.items()}
+            | {key: summary_numbers[replicate] for key, summary_numbers in simulation.settings_per_seed.items()}
             | {name: row[name] for name in result.metric_names}
             for replicate, row in enumerate(last_rows)
         ],
@@ -48,12 +48,12 @@ def summarise_run(simulation: Setup, result: Result, progress: Progress) -> dict
     return (
         summary_numbers
         | simulation.stop.target_summary(result.history, simulation.column_descriptions)
-        | _references(simulation, result.history)
+        | _reference_point_summary(simulation, result.history)
         | result.extra
     )
 
 
-def _references(run: Setup, history: list[MetricsRow]) -> dict[str, Any]:
+def _reference_point_summary(run: Setup, history: list[MetricsRow]) -> dict[str, Any]:
     """Return θ^PS and θ^PO, and the distance to each with which every replicate began and ended."""
     reference_entries, count = run.references.summary(), len(run.federation.seeds)
     for column, name in POINT_NAME_BY_COLUMN.items():

@@ -22,12 +22,12 @@ from fedsim.run import determinism
 from fedsim.run.simulation import Simulation
 from fedsim.run.stopping import Stopped, StopSignals
 from fedsim.run.tracking import Result
-from fedsim.trainer import JointExecutor, LocalResult, LocalTask, TaskGenerator
+from fedsim.trainer import LocalResult, LocalTask, LockstepExecutor, TaskGenerator
 
 T = TypeVar("T")
 
 
-class Lockstep(Generic[T]):
+class LockstepRunner(Generic[T]):
     """Advances several runs together. A run that ends, early or by an error, leaves, and the others continue.
 
     Args:
@@ -40,12 +40,12 @@ class Lockstep(Generic[T]):
     def __init__(
         self,
         at_once: int | None = None,
-        company: JointExecutor | None = None,
+        company: LockstepExecutor | None = None,
         report_progress: Callable[[int, int], None] = lambda t, runs: None,
         counts: Sequence[int] | None = None,
     ) -> None:
         self.max_concurrent_runs, self.report_progress, self.num_runs_by_job = at_once, report_progress, counts
-        self.joint_executor = company or JointExecutor()
+        self.joint_executor = company or LockstepExecutor()
 
     def __call__(self, runs: Iterable[Callable[[], TaskGenerator[T]]]) -> Iterator[tuple[int, T | BaseException]]:
         """Start each run by its call; yield, as each run ends, its number and its result or error.
@@ -59,17 +59,19 @@ class Lockstep(Generic[T]):
         waiting_runs = enumerate(runs)
         stop_requested = False
         while not stop_requested and (batch := list(itertools.islice(waiting_runs, self.max_concurrent_runs))):
-            for number, outcome in self._run_batch(dict(batch)):
+            for number, outcome in self._interleave_runs(dict(batch)):
                 stop_requested = stop_requested or isinstance(outcome, Stopped)
                 yield number, outcome
 
-    def _run_batch(self, runs: dict[int, Callable[[], TaskGenerator[T]]]) -> Iterator[tuple[int, T | BaseException]]:
+    def _interleave_runs(
+        self, runs: dict[int, Callable[[], TaskGenerator[T]]]
+    ) -> Iterator[tuple[int, T | BaseException]]:
         in_flight: dict[int, tuple[TaskGenerator[T], LocalTask]] = {}
         try:
             for run_index, first_message in runs.items():
-                if StopSignals.is_pending():
+                if StopSignals.is_stop_pending():
                     break
-                yield from self._next_local_task(run_index, first_message, None, in_flight)
+                yield from self._advance_run(run_index, first_message, None, in_flight)
             while in_flight:
                 earliest_round = min(local_task.batch_plan.t for _, local_task in in_flight.values())
                 run_indices = [
@@ -87,7 +89,7 @@ class Lockstep(Generic[T]):
                     outcomes = [
                         outcome
                         for run_index, local_result in zip(run_indices, local_results, strict=True)
-                        for outcome in self._next_local_task(
+                        for outcome in self._advance_run(
                             run_index, in_flight.pop(run_index)[0], local_result, in_flight
                         )
                     ]
@@ -97,7 +99,7 @@ class Lockstep(Generic[T]):
                 steps.close()
 
     @staticmethod
-    def _next_local_task(
+    def _advance_run(
         run_index: int,
         run_or_start: TaskGenerator[T] | Callable[[], TaskGenerator[T]],
         outcome: LocalResult | Exception | None,
@@ -122,7 +124,7 @@ def run_together(simulations: Sequence[Simulation], at_once: int | None = None) 
     Args:
         simulations: those that share model, samples and local work meet in one call of a trainer a round; they may
             differ in learning rates, strategies, availability, partitions and seeds. The others go side by side.
-        at_once: see `Lockstep`.
+        at_once: see `LockstepRunner`.
 
     Raises:
         Exception: that of the first which failed, when all others have come to their end.
@@ -130,7 +132,9 @@ def run_together(simulations: Sequence[Simulation], at_once: int | None = None) 
     result_by_index: dict[int, Result | BaseException] = {}
     is_deterministic = any(simulation.deterministic for simulation in simulations)
     with determinism.deterministic_algorithms(is_deterministic), suppress_vmap_warning():
-        for number, outcome in Lockstep[Result](at_once)([simulation.run_steps for simulation in simulations]):
+        for number, outcome in LockstepRunner[Result](at_once)(
+            [simulation.run_as_generator for simulation in simulations]
+        ):
             result_by_index[number] = outcome
     run_errors = [outcome for _, outcome in sorted(result_by_index.items()) if isinstance(outcome, BaseException)]
     for error in sorted(run_errors, key=lambda error: isinstance(error, Exception)):  # a request to stop comes first

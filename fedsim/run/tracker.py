@@ -32,7 +32,7 @@ from fedsim.run.summary import summarise_run
 from fedsim.run.tracking import clients
 from fedsim.run.tracking.metrics_csv import METRICS_FILENAME, metrics_checksum, rows_up_to_round
 from fedsim.run.tracking.observer import EvaluationEvent, Observers, RunEnded, RunStarted
-from fedsim.run.tracking.progress import facts_line, progress_view
+from fedsim.run.tracking.progress import evaluation_line, progress_view
 from fedsim.run.tracking.result import MetricsRow, Result
 from fedsim.run.tracking.run_config import RunConfig
 from fedsim.run.tracking.tracking_options import Tracking
@@ -72,7 +72,7 @@ class Tracker:
         self._signals = StopSignals()
         self._stop_requested = False  # had this or another rank seen a signal in the last round?
         self._result: Result | None = None
-        style = tracking_options.progress if self.ranks.is_first else "none"
+        style = tracking_options.progress if self.ranks.is_main_rank else "none"
         self._progress_view = progress_view(style, simulation.rounds, progress.rounds)
         self.num_active, self.num_links = np.zeros(len(self.seeds)), np.zeros(len(self.seeds))
         self.num_unanswered = np.zeros(len(self.seeds), dtype=np.int64)
@@ -102,12 +102,12 @@ class Tracker:
         finally:  # a signal is held back until here
             self._signals.restore_handlers(ignore_sigterm=isinstance(error, PeerError))
         if error is None or (isinstance(error, Exception) and not isinstance(error, PeerError)):
-            self._stop_if_asked(error)
+            self._raise_pending_stop(error)
 
-    def _stop_if_asked(self, error: BaseException | None) -> None:
+    def _raise_pending_stop(self, error: BaseException | None) -> None:
         """Raise `Stopped` for a signal on which this run could not act any more, so that a sweep does not start the
         next run."""
-        if self._signals.received_signal is None and not self._stop_requested:
+        if self._signals.received_signal_number is None and not self._stop_requested:
             return
         end_verb = "ended" if error is None else "failed"
         message = (
@@ -121,16 +121,16 @@ class Tracker:
         """The name of the received signal."""
         return (
             "another rank"
-            if self._signals.received_signal is None
-            else signal.Signals(self._signals.received_signal).name
+            if self._signals.received_signal_number is None
+            else signal.Signals(self._signals.received_signal_number).name
         )
 
     def start(self, state: State) -> None:
         """Open the run folder and evaluate the initial model (a resumed run has done so)."""
         self._start_time = time.monotonic()
-        self.start_with_evaluation(None if self.progress.rounds else self.evaluate(state, 0))
+        self.start_from_evaluation(None if self.progress.rounds else self.evaluate(state, 0))
 
-    def start_with_evaluation(self, initial_result: EvaluationResult | None) -> None:
+    def start_from_evaluation(self, initial_result: EvaluationResult | None) -> None:
         """Open the run folder, given the evaluation of the initial model; None for a resumed run."""
         progress, simulation = self.progress, self.simulation
         self._selection_metric = simulation.stop.selection_metric(simulation.column_descriptions)
@@ -149,7 +149,7 @@ class Tracker:
             )
         self.end_reason = self.reason_to_end() if progress.rounds else None
         if self.folder is not None:
-            has_no_rounds = next(self.remaining_rounds(), None) is None
+            has_no_rounds = next(self.iterate_rounds(), None) is None
             if self._selection_metric is not None:
                 self._best_models = BestModels(
                     self.folder,
@@ -169,7 +169,7 @@ class Tracker:
                 self.checkpoints.path,
             )
             self._run_folder, self.history = files, files.kept_rows
-        if self.ranks.is_first and not (self._run_folder is not None and self._run_folder.is_finished):
+        if self.ranks.is_main_rank and not (self._run_folder is not None and self._run_folder.is_finished):
             self._observers = Observers(self.options.all_observers)
             run_started = RunStarted(
                 self.folder, self.seeds, simulation.rounds, progress.rounds, self.settings, self.config.yaml
@@ -180,7 +180,7 @@ class Tracker:
         else:
             self.record_evaluation(initial_result)
 
-    def remaining_rounds(self) -> Iterator[int]:
+    def iterate_rounds(self) -> Iterator[int]:
         """Yield the remaining rounds until a criterion ends the run."""
         while self.progress.rounds < self.simulation.rounds and self.end_reason is None:
             yield self.progress.rounds
@@ -214,7 +214,7 @@ class Tracker:
         return self.ranks.broadcast_object(stop_reason or self._stop_reason)
 
     @property
-    def _replicates_left(self) -> list[int]:
+    def _active_replicates(self) -> list[int]:
         """The replicates that were not dropped."""
         given_up = self.divergence_guard.round_by_dropped_replicate
         return [r for r in range(len(self.seeds)) if r not in given_up]
@@ -269,11 +269,11 @@ class Tracker:
         """Add the histograms of clients for observers; `row_counts` [n] are the norms of their updates in the last
         round."""
         if evaluation_result.client_accuracy is not None:
-            evaluation_result.histograms["accuracy"] = evaluation_result.client_accuracy[self._replicates_left].reshape(
-                -1
-            )
+            evaluation_result.histograms["accuracy"] = evaluation_result.client_accuracy[
+                self._active_replicates
+            ].reshape(-1)
         for name, values in evaluation_result.client_metrics.items():
-            remaining_values = values[self._replicates_left].reshape(-1)
+            remaining_values = values[self._active_replicates].reshape(-1)
             evaluation_result.histograms[name] = remaining_values[np.isfinite(remaining_values)]
         if row_counts is not None:
             evaluation_result.histograms["length of update"] = row_counts[np.isfinite(row_counts)]
@@ -282,19 +282,20 @@ class Tracker:
         """Record that round t is complete: count, evaluate and write a checkpoint if they are due."""
         self.divergence_guard.record_nonfinite(t, state, report)
         simulation, progress, cohort = self.simulation, self.progress, report.cohort
-        simulation.evaluated_models.receive(self.checkpoints.memory, state, cohort)
+        simulation.evaluated_models.record_received_models(self.checkpoints.memory, state, cohort)
         simulation.participation.update(t, cohort)
         progress.rounds, progress.unevaluated = t + 1, progress.unevaluated + 1
         self.update_elapsed_time()
         is_last_round, limit = t + 1 == simulation.rounds, simulation.stop.seconds
-        time_over = limit is not None and self.ranks.is_first and progress.seconds >= limit
+        time_over = limit is not None and self.ranks.is_main_rank and progress.seconds >= limit
         time_over = time_over or (
-            self.ranks.is_first and simulation.stop.is_time_over(simulation.round_clock.seconds[self._replicates_left])
+            self.ranks.is_main_rank
+            and simulation.stop.is_time_over(simulation.round_clock.seconds[self._active_replicates])
         )
         replicate_decisions = np.array(
             [
-                self._signals.received_signal is not None,
-                self.checkpoint_due(t + 1, self._signals.agreed_signal),
+                self._signals.received_signal_number is not None,
+                self.checkpoint_due(t + 1, self._signals.num_running_runs),
                 time_over,
             ]
         )
@@ -312,7 +313,9 @@ class Tracker:
             staleness_sums = per_replicate(report.rounds_late[None], cohort.replicate_bounds)[0]
             progress.staleness = (np.array(progress.staleness or 0.0) + staleness_sums).tolist()
         progress.virtual = simulation.round_clock.seconds.tolist() if simulation.round_clock.clock.active else []
-        progress.joules = simulation.round_clock.joules.tolist() if simulation.round_clock.clock.measures_energy else []
+        progress.joules = (
+            simulation.round_clock.joules.tolist() if simulation.round_clock.clock.knows_energy_needs else []
+        )
         progress.samples = [int(a + b) for a, b in zip(progress.samples, num_samples, strict=True)]
         self._progress_view.round(t + 1, float(self.num_active.mean()))
         self.notify_round_completed(t + 1)
@@ -332,7 +335,7 @@ class Tracker:
 
     def notify_round_completed(self, completed_rounds: int) -> None:
         """Tell the observers that watch rounds."""
-        if self._observers.watch_rounds:
+        if self._observers.observes_rounds:
             self._observers.round_completed(completed_rounds)
 
     def update_elapsed_time(self) -> None:
@@ -401,13 +404,13 @@ class Tracker:
         self._stop_reason = self._observers.evaluated(event)
         self._drop_replicates()
         self._progress_view.evaluated(
-            progress.rounds, facts_line(rows, self._samples_per_second()), float(self.num_active.mean())
+            progress.rounds, evaluation_line(rows, self._samples_per_second()), float(self.num_active.mean())
         )
 
     def _drop_replicates(self) -> None:
         """Drop the replicates that an observer names; the first rank tells the others."""
         if self.options.observers:
-            dropped_reasons = self.ranks.broadcast_object(self._observers.replicates_to_drop())
+            dropped_reasons = self.ranks.broadcast_object(self._observers.drop_reason_by_replicate())
             for replicate, reason in dropped_reasons.items():
                 self.divergence_guard.drop_replicate(replicate, self.progress.rounds, reason)
 
@@ -442,15 +445,15 @@ class Tracker:
         last_result = self._last_evaluation or self._evaluate_models(state)
         if self._run_folder is not None:
             accuracy = (
-                None if last_result.client_accuracy is None else last_result.client_accuracy[self._replicates_left]
+                None if last_result.client_accuracy is None else last_result.client_accuracy[self._active_replicates]
             )
-            metrics = {name: values[self._replicates_left] for name, values in last_result.client_metrics.items()}
-            held_out = None if last_result.held_out is None else last_result.held_out[self._replicates_left]
-            client_table = clients.gather_clients(
-                simulation.federation, simulation.availability, progress.rounds, bool(simulation.client_tables),
+            metrics = {name: values[self._active_replicates] for name, values in last_result.client_metrics.items()}
+            held_out = None if last_result.held_out is None else last_result.held_out[self._active_replicates]
+            client_table = clients.gather_client_statistics(
+                simulation.federation, simulation.availability, progress.rounds, bool(simulation.partition_tables),
                 accuracy, simulation.evaluator.evaluated_clients, metrics, simulation.dataset.label_names, held_out,
             )  # fmt: skip
-            self._run_folder.write_clients(client_table)
+            self._run_folder.write_clients_npz(client_table)
         run_summary = summarise_run(simulation, result, progress)
         self._observers.finish(
             RunEnded(progress.rounds, run_summary, self._run_folder.pictures if self._run_folder else lambda: iter(()))

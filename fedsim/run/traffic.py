@@ -15,7 +15,7 @@ import torch
 from fedsim.core import checks
 from fedsim.core.errors import ConfigError
 from fedsim.local import LocalRule
-from fedsim.models import RowModel
+from fedsim.models import StatelessModel
 from fedsim.strategies import Strategy
 from fedsim.uplink import Uplink
 
@@ -33,8 +33,8 @@ class Traffic:
     bytes_up: int
 
     @classmethod
-    def per_round(
-        cls, strategy: Strategy[Any], local_rule: LocalRule, model: RowModel, uplink: Uplink | None = None
+    def compute_per_round(
+        cls, strategy: Strategy[Any], local_rule: LocalRule, model: StatelessModel, uplink: Uplink | None = None
     ) -> Traffic:
         """Compute the bytes from the vectors of shared columns that the strategy sends, with each averaged statistic
         once, and from what the local rule adds. The first vector to the server is the client's row, which passes the
@@ -44,11 +44,11 @@ class Traffic:
             ConfigError: a strategy's own counts of vectors are not whole numbers from 0 on.
         """
         model_columns, bytes_per_number = model.columns, torch.finfo(model.dtype).bits // 8
-        name, rule_numbers = type(strategy).__name__, local_rule.traffic(model.dimension)
+        name, rule_numbers = type(strategy).__name__, local_rule.extra_transmitted_numbers(model.dimension)
         vector_counts = (strategy.vectors_down, strategy.vectors_up)
         for direction, count in zip(("down", "up"), vector_counts, strict=True):
             checks.check_whole_number(f"strategy={name}: vectors_{direction}", count, minimum=0)
-        sent_up = len(model_columns.shared) - model.column_names.num_received
+        sent_up = len(model_columns.shared) - model.column_names.num_received_columns
         values_down, values_up = (
             n * count + len(model_columns.averaged) + extra_numbers
             for n, count, extra_numbers in zip(

@@ -21,7 +21,7 @@ from fedsim.uplink.attack import Attack
 
 
 @dataclass(frozen=True, eq=False)
-class Training:
+class ClientTraining:
     """The clients' side of a round, and its timing.
 
     Attributes:
@@ -43,7 +43,7 @@ class Training:
     delayed_updates: DelayedUpdates
 
     @classmethod
-    def build(cls, components: Parts, population: Population, server: Server) -> Training:
+    def build(cls, components: Parts, population: Population, server: Server) -> ClientTraining:
         """Set up shift, contamination, local rule, clock, work and delay for the population and the model.
 
         Raises:
@@ -51,7 +51,7 @@ class Training:
         """
         contamination = components.contamination
         for stage in server.uplink.stages:
-            contamination = stage.of_samples(contamination) if isinstance(stage, Attack) else contamination
+            contamination = stage.with_label_attack(contamination) if isinstance(stage, Attack) else contamination
         contamination.setup(population.data_with_newcomers.federation, population.dataset)
         # copied before the members' shift is set up, since newcomers' is set up for all clients
         newcomer_shift = copy.deepcopy(population.shift) if population.num_newcomers else None
@@ -59,13 +59,13 @@ class Training:
         trainers.setup_shift()
         trainer = trainers(components.local)
         if server.strategy.needs_full_gradients:
-            population.federation.full_data_oracle = FullDataQuery.beside_trainer(trainers, trainer)
-        traffic = Traffic.per_round(server.strategy, trainer.local_rule, server.model, server.uplink)
-        pace, delivery = make_round_clock(components, trainer, traffic, server)
+            population.federation.full_data_oracle = FullDataQuery.from_trainer(trainers, trainer)
+        traffic = Traffic.compute_per_round(server.strategy, trainer.local_rule, server.model, server.uplink)
+        pace, delivery = make_clock_and_delivery(components, trainer, traffic, server)
         return cls(contamination, newcomer_shift, trainers, trainer, traffic, pace, delivery)
 
 
-def make_round_clock(
+def make_clock_and_delivery(
     components: Parts, trainer: Trainer, traffic: Traffic, server: Server
 ) -> tuple[RoundClock, DelayedUpdates]:
     """Make the clock that decides which clients are in time and when updates arrive, by rounds or by events.

@@ -2,9 +2,9 @@
 
 Whatever parts a user brings, four things must make no difference to what a replicate's rounds give: that the same
 rounds were tried before, what the global random streams are, which other replicates there are, and with how many
-threads PyTorch computes. A replica of some of the run's replicates (`Setup.replica`) is taken through its rounds twice,
-and once for each of them alone with another number of threads; the first stage that differs names the part. Clients are
-trained one at a time there, so that numbers do not depend on who else is.
+threads PyTorch computes. A replica of some of the run's replicates (`Setup.copy_for_trials`) is taken through its
+rounds twice, and once for each of them alone with another number of threads; the first stage that differs names the
+part. Clients are trained one at a time there, so that numbers do not depend on who else is.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from fedsim.core import streams
 from fedsim.core.errors import ConfigError, DivergenceError, RunError
 from fedsim.core.federation import Cohort
 from fedsim.core.memory import Memory
-from fedsim.core.numerical import is_numerical
+from fedsim.core.numerical import is_numerical_error
 from fedsim.core.rewind import Rewind
 from fedsim.core.speaking import without_logging
 from fedsim.run.contracts import (
     SHARED_OBJECT_TYPES,
-    changed_paths,
+    changed_attribute_paths,
     contains_user_code,
     fields_of_state,
-    first_difference,
+    first_differing_name,
     is_close,
     take_snapshot,
 )
 from fedsim.run.setup import Setup
-from fedsim.run.user_code import failure_text, group_name
+from fedsim.run.user_code import failure_text, strip_part_number
 from fedsim.strategies import State
 from fedsim.trainer import run_to_completion
 
@@ -61,7 +61,7 @@ NamedValues = dict[str, Tensor]
 
 
 @dataclasses.dataclass(frozen=True)
-class StageOutput:
+class RoundStageOutput:
     """The output of one stage of a round.
 
     Attributes:
@@ -75,7 +75,7 @@ class StageOutput:
     values: list[NamedValues]
 
 
-class TrialRounds:
+class TrialReplica:
     """Rounds of a replica of a run.
 
     Args:
@@ -84,16 +84,16 @@ class TrialRounds:
     """
 
     def __init__(self, run: Setup, replicates: Sequence[int]) -> None:
-        self.replica = run.replica(replicates, NUM_TRIAL_STEPS)
+        self.replica = run.copy_for_trials(replicates, NUM_TRIAL_STEPS)
         self.max_clients = (
             MAX_TRIAL_CLIENTS if run.model.dimension <= MAX_SMALL_MODEL_PARAMETERS else LARGE_MODEL_TRIAL_CLIENTS
         )
         self.is_limited = False
         self._stage = "who is available"  # that is at work
         self.components = self.replica.components_by_group
-        self.stages: list[StageOutput] = []
+        self.stages: list[RoundStageOutput] = []
 
-    def run_rounds(self, rounds: Sequence[int], end_time: float) -> list[StageOutput]:
+    def run_rounds(self, rounds: Sequence[int], end_time: float) -> list[RoundStageOutput]:
         """Run rounds from the initial model on; rounds that would begin after `end_time` on the clock are left out.
 
         Raises:
@@ -117,19 +117,21 @@ class TrialRounds:
     def _round(self, state: State, memory: Memory, t: int) -> State:
         simulation, self._stage = self.replica, "who is available"
         active = self._reduced_cohort(
-            simulation.delayed_updates.without_in_flight(simulation.availability.sample(t), memory)
+            simulation.delayed_updates.idle_clients(simulation.availability.sample(t), memory)
         )
-        self._record_stage(t, "who is available", active, {}, {})
+        self._record_stage_output(t, "who is available", active, {}, {})
         self._stage = "who computes"
         cohort = simulation.round_clock(simulation.strategy.cohort(state, active), t)
         seconds = {"virtual seconds": torch.tensor(simulation.round_clock.seconds)}
-        self._record_stage(t, "who computes", cohort, _as_named_values(cohort.host_index.steps), seconds)
+        self._record_stage_output(t, "who computes", cohort, _as_named_values(cohort.host_index.steps), seconds)
         self._stage = "what clients start from"
         start = simulation.submodels(simulation.strategy.start(state, cohort), cohort, t)
         start_rows = start if isinstance(start, dict) else {"params": start}
-        self._record_stage(t, "what clients start from", cohort, start_rows, {})
+        self._record_stage_output(t, "what clients start from", cohort, start_rows, {})
         self._stage, model = "what clients send", state.model.clone()
-        report = run_to_completion(simulation.delayed_updates.round_steps(start, cohort, t, state.model, memory))
+        report = run_to_completion(
+            simulation.delayed_updates.generate_round_tasks(start, cohort, t, state.model, memory)
+        )
         if not torch.equal(model.nan_to_num(), state.model.nan_to_num()):
             raise ConfigError(f"{self.label('what clients send')} writes into the server's model that it is given")
         rows = {f"end {name}": value for name, value in report.carry.items()} | {"loss": report.loss}
@@ -139,13 +141,15 @@ class TrialRounds:
         rows |= {} if report.gradient_weight is None else {"gradient weight": report.gradient_weight}
         lasting_values = memory.clients | memory.server | {"rate": report.lr}
         lasting_values |= {} if report.deployed is None else {"deployed": report.deployed}
-        self._record_stage(t, "what clients send", report.cohort, rows, lasting_values)
+        self._record_stage_output(t, "what clients send", report.cohort, rows, lasting_values)
         self._stage = "what the server receives"
         report = simulation.uplink(report, memory)
-        self._record_stage(t, "what the server receives", report.cohort, {"rows": report.innovation}, memory.uplink)
+        self._record_stage_output(
+            t, "what the server receives", report.cohort, {"rows": report.innovation}, memory.uplink
+        )
         self._stage = "the server's next state"
         state = simulation.strategy.aggregate(state, report, t)
-        self._record_stage(t, "the server's next state", report.cohort, {}, fields_of_state(state))
+        self._record_stage_output(t, "the server's next state", report.cohort, {}, fields_of_state(state))
         return state
 
     def _reduced_cohort(self, active: Cohort) -> Cohort:
@@ -154,7 +158,7 @@ class TrialRounds:
         self.is_limited = self.is_limited or count < len(active)
         return active if count == len(active) else active.subset(np.concatenate([np.array(p, int) for p in positions]))
 
-    def _record_stage(
+    def _record_stage_output(
         self, t: int, name: str, cohort: Cohort, rows: Mapping[str, Tensor], lasting_values: Mapping[str, Tensor]
     ) -> None:
         """Record, of each replicate, its rows of the cohort, [n, …] of all, and its entries of `lasting_values`, [R, …]
@@ -173,7 +177,7 @@ class TrialRounds:
                 if value.dim() and len(value) % replicates == 0:
                     values[f"{key} of the replicate"] = value.unflatten(0, (replicates, -1))[r].clone()
             by_replicate.append(values)
-        self.stages.append(StageOutput(t, name, by_replicate))
+        self.stages.append(RoundStageOutput(t, name, by_replicate))
 
     @contextlib.contextmanager
     def _rename_errors(self, moment: str) -> Iterator[None]:
@@ -185,36 +189,39 @@ class TrialRounds:
         except RunError as error:
             raise ConfigError(str(error)) from error
         except Exception as error:
-            if is_numerical(error):
+            if is_numerical_error(error):
                 raise
             message = failure_text(error, self.components, self.label(self._stage))
             raise ConfigError(f"{message}, {moment}") from error
         if not streams.rng_states_equal(rng_state_before, streams.global_rng_state()):
             raise ConfigError(
-                f"{' or '.join(_labels(self.components))} draws from a global random stream {moment}, which depends on "
-                "all that was drawn before; use fedsim.core.rng, whose numbers are functions of seed, round and client"
+                f"{' or '.join(_user_part_labels(self.components))} draws from a global random stream {moment}, which "
+                "depends on all that was drawn before; use fedsim.core.rng, whose numbers are functions of seed, round "
+                "and client"
             )
 
     def label(self, stage: str) -> str:
         """The user-defined parts that a stage uses; all user-defined parts if it uses none."""
         return " or ".join(
-            _labels({g: p for g, p in self.components.items() if group_name(g) in GROUPS_BY_STAGE[stage]})
-            or _labels(self.components)
+            _user_part_labels(
+                {g: p for g, p in self.components.items() if strip_part_number(g) in GROUPS_BY_STAGE[stage]}
+            )
+            or _user_part_labels(self.components)
         )
 
     def changed_part_text(self, stage: str, snapshots_before: Mapping[str, Any]) -> str:
         """Return where a part of the stage has changed, in parentheses."""
         for group, component in self.components.items():
-            if group_name(group) in GROUPS_BY_STAGE[stage] and (
-                paths := changed_paths(component, snapshots_before[group])
+            if strip_part_number(group) in GROUPS_BY_STAGE[stage] and (
+                paths := changed_attribute_paths(component, snapshots_before[group])
             ):
                 return f" ({paths[0]} has changed)"
         return ""
 
 
-def _labels(components: Mapping[str, Any]) -> list[str]:
+def _user_part_labels(components: Mapping[str, Any]) -> list[str]:
     return [
-        f"{group_name(group)}={type(component).__name__}"
+        f"{strip_part_number(group)}={type(component).__name__}"
         for group, component in components.items()
         if contains_user_code(component)
     ]
@@ -224,7 +231,7 @@ def _as_named_values(values: np.ndarray | None) -> NamedValues:
     return {} if values is None else {"numbers": torch.as_tensor(values)}
 
 
-def check_rounds(simulation: Setup) -> None:
+def rehearse_rounds(simulation: Setup) -> None:
     """Try a few rounds of a run with user-defined parts.
 
     Raises:
@@ -232,23 +239,23 @@ def check_rounds(simulation: Setup) -> None:
     """
     federation = simulation.federation
     if (
-        not _labels(simulation.components_by_group)
+        not _user_part_labels(simulation.components_by_group)
         or federation.ranks.num_ranks > 1
         or simulation.trainer.local_rule.pooled
     ):
         return
     if 2 * federation.clients * simulation.model.dimension > MAX_CLIENT_MEMORY_NUMBERS:
         return
-    replicates = replicates_to_try(federation.seeds)
+    replicates = trial_replicates(federation.seeds)
     rewind = Rewind(*simulation.components_by_group.values(), skipped_types=SHARED_OBJECT_TYPES)
     try:
         with without_logging(), streams.suppress_trial_effects(), streams.preserve_rng_states():
-            _check_rounds(simulation, replicates)
+            _check_trial_rounds(simulation, replicates)
     finally:
         rewind()
 
 
-def replicates_to_try(seeds: Sequence[int]) -> list[int]:
+def trial_replicates(seeds: Sequence[int]) -> list[int]:
     """Return the first replicate, the first of another seed, and the first later one of the same seed, which differs
     only in settings that are given per seed: a part must not confuse them."""
     same_seed = [r for r, seed in enumerate(seeds) if r and seed == seeds[0]]
@@ -256,9 +263,9 @@ def replicates_to_try(seeds: Sequence[int]) -> list[int]:
     return sorted([0, *same_seed[:1], *another_seed[:1]])
 
 
-def _check_rounds(simulation: Setup, replicates: Sequence[int]) -> None:
+def _check_trial_rounds(simulation: Setup, replicates: Sequence[int]) -> None:
     trial_round_numbers = [t for t in sorted({*TRIAL_ROUNDS, simulation.rounds - 1}) if 0 <= t < simulation.rounds]
-    trial = _replica_without_draws(simulation, replicates)
+    trial = _replica_without_global_draws(simulation, replicates)
     if trial is None:
         return
     snapshots_before = {group: take_snapshot(component) for group, component in trial.components.items()}
@@ -276,7 +283,7 @@ def _check_rounds(simulation: Setup, replicates: Sequence[int]) -> None:
         return
     for stage, repeated_stage in zip(stages, repeated_stages, strict=False):
         pairs = zip(stage.values, repeated_stage.values, strict=True)
-        if any(first_difference(values, repeated_values) is not None for values, repeated_values in pairs):
+        if any(first_differing_name(values, repeated_values) is not None for values, repeated_values in pairs):
             raise ConfigError(
                 f"{trial.label(stage.name)}: {stage.name} in round {stage.round} differs when the same rounds are "
                 f"simulated a second time{trial.changed_part_text(stage.name, snapshots_before)}; what "
@@ -284,7 +291,7 @@ def _check_rounds(simulation: Setup, replicates: Sequence[int]) -> None:
                 "`memory` is in no checkpoint, so make it a function of seed, client and round (fedsim.core.rng)"
             )
     for position, replicate in reversed(list(enumerate(replicates))):
-        _check_single_replicate(simulation, trial, stages, position, replicate, trial_round_numbers)
+        _check_replicate_alone(simulation, trial, stages, position, replicate, trial_round_numbers)
 
 
 def _fails_with_all_seeds(simulation: Setup, replicates: Sequence[int]) -> bool:
@@ -294,7 +301,7 @@ def _fails_with_all_seeds(simulation: Setup, replicates: Sequence[int]) -> bool:
     if count == len(replicates):
         return True
     try:
-        TrialRounds(simulation, range(count)).run_rounds(
+        TrialReplica(simulation, range(count)).run_rounds(
             [t for t in TRIAL_ROUNDS[:3] if t < simulation.rounds], time.process_time() + MAX_TRIAL_SECONDS
         )
     except ConfigError:
@@ -302,36 +309,36 @@ def _fails_with_all_seeds(simulation: Setup, replicates: Sequence[int]) -> bool:
     return False
 
 
-def _replica_without_draws(simulation: Setup, replicates: Sequence[int]) -> TrialRounds | None:
+def _replica_without_global_draws(simulation: Setup, replicates: Sequence[int]) -> TrialReplica | None:
     """Return a replica that was set up without a draw from a global stream; None if the parts were made for the run's
     own seeds."""
     streams_before = streams.global_rng_state()
     try:
-        trial = TrialRounds(simulation, replicates)
+        trial = TrialReplica(simulation, replicates)
     except ConfigError:
         if len(replicates) == simulation.federation.num_replicates:
             raise
         return None
     if not streams.rng_states_equal(streams_before, streams.global_rng_state()):
         raise ConfigError(
-            f"{' or '.join(_labels(trial.components))} draws from a global random stream while it is set up; use "
-            "fedsim.core.rng, whose numbers are functions of seed, round and client"
+            f"{' or '.join(_user_part_labels(trial.components))} draws from a global random stream while it is set "
+            "up; use fedsim.core.rng, whose numbers are functions of seed, round and client"
         )
     return trial
 
 
-def _check_single_replicate(
+def _check_replicate_alone(
     simulation: Setup,
-    trial: TrialRounds,
-    stages: list[StageOutput],
+    trial: TrialReplica,
+    stages: list[RoundStageOutput],
     position: int,
     replicate: int,
     rounds: Sequence[int],
 ) -> None:
     threads = 2 if torch.get_num_threads() == 1 else 1
     try:
-        with _thread_count(threads):
-            single_stages = TrialRounds(simulation, (replicate,)).run_rounds(
+        with _patched_thread_count(threads):
+            single_stages = TrialReplica(simulation, (replicate,)).run_rounds(
                 rounds, time.process_time() + MAX_TRIAL_SECONDS / 2
             )
     except Exception:  # made for all of the run's seeds
@@ -359,16 +366,16 @@ def _check_single_replicate(
         )
 
 
-def _depends_on_threads(run: Setup, replicate: int, rounds: Sequence[int], tried_stage: StageOutput) -> bool:
+def _depends_on_threads(run: Setup, replicate: int, rounds: Sequence[int], tried_stage: RoundStageOutput) -> bool:
     """Return whether the output of this stage, for the replicate alone, depends on the number of threads."""
-    stages = TrialRounds(run, (replicate,)).run_rounds(rounds, time.process_time() + MAX_TRIAL_SECONDS)
+    stages = TrialReplica(run, (replicate,)).run_rounds(rounds, time.process_time() + MAX_TRIAL_SECONDS)
     key = tried_stage.round, tried_stage.name
     same_stage = next((stage for stage in stages if (stage.round, stage.name) == key), tried_stage)
     return not _are_close(same_stage.values[0], tried_stage.values[0])
 
 
 @contextlib.contextmanager
-def _thread_count(count: int) -> Iterator[None]:
+def _patched_thread_count(count: int) -> Iterator[None]:
     """Within the block `torch.get_num_threads` returns this number.
 
     The threads themselves stay as they are: a process that has once used more than one thread for an operator can hang

@@ -12,22 +12,22 @@ from fedsim.core.rewind import Rewind
 from fedsim.run.contracts import (
     SHARED_OBJECT_TYPES,
     Invariance,
-    changed_paths,
+    changed_attribute_paths,
     check_invariances,
     contains_user_code,
+    copy_for_trial,
     describe_type,
-    first_difference,
+    first_differing_name,
     is_close,
     raise_violation,
     take_snapshot,
-    trial_copy,
     user_code_errors,
 )
 from fedsim.run.setup import Setup
 from fedsim.uplink import Stage, StageContext
 
 
-class StageTrial:
+class UplinkStageTrial:
     """A copy of a stage, for rows of up to three clients of each replicate.
 
     Args:
@@ -38,7 +38,7 @@ class StageTrial:
     def __init__(self, simulation: Setup, memory: Memory, number: int) -> None:
         self.simulation, self.stage_index = simulation, number
         self.label = f"uplink={type(simulation.uplink.stages[number]).__name__}"
-        self.stage: Stage = trial_copy(
+        self.stage: Stage = copy_for_trial(
             simulation.uplink.stages[number], simulation.federation, simulation.data, simulation.model
         )
         self.snapshot_before = take_snapshot(self.stage)
@@ -82,12 +82,12 @@ class StageTrial:
 
     def rows(self, cohort: Cohort, t: int) -> Tensor:
         """Return distinct rows [n, d]."""
-        phases = (cohort.virtual_clients * 7 + 3 * t + 1).to(self.simulation.model.dtype)
+        phases = (cohort.virtual_client_index * 7 + 3 * t + 1).to(self.simulation.model.dtype)
         sine_values = torch.arange(1.0, self.dimension + 1, dtype=phases.dtype, device=phases.device)
         return 0.1 * torch.sin(phases[:, None] + sine_values)
 
 
-def _check_repetition(trial: StageTrial) -> str | None:
+def _check_repeatability(trial: UplinkStageTrial) -> str | None:
     """Repeat the stage with other rounds in between, and without clients."""
     first_rows = [trial.arrived_rows([3, 1], t) for t in trial.rounds]
     for repetition in range(3):
@@ -96,8 +96,8 @@ def _check_repetition(trial: StageTrial) -> str | None:
         else:
             trial.rewind()  # the last round is then the first call, as in a resumed run
         for t in reversed(trial.rounds):
-            if first_difference({"rows": first_rows[t]}, {"rows": trial.arrived_rows([3, 1], t)}) is not None:
-                paths = changed_paths(trial.stage, trial.snapshot_before)
+            if first_differing_name({"rows": first_rows[t]}, {"rows": trial.arrived_rows([3, 1], t)}) is not None:
+                paths = changed_attribute_paths(trial.stage, trial.snapshot_before)
                 hint = f"; it remembers in {paths[0]} what it met before, so return that" if paths else "; return it"
                 return (
                     f"{trial.label} gives other rows when asked again for the same round{hint} from `memory` or "
@@ -106,7 +106,7 @@ def _check_repetition(trial: StageTrial) -> str | None:
     return None
 
 
-def _check_replicates(trial: StageTrial) -> str | None:
+def _check_replicate_independence(trial: UplinkStageTrial) -> str | None:
     """Check that the rows of a replicate do not depend on those of another one, or on how many those are."""
     federation = trial.simulation.federation
     if federation.num_replicates < 2 or federation.ranks.num_ranks > 1:
@@ -126,12 +126,12 @@ def _check_replicates(trial: StageTrial) -> str | None:
 
 
 INVARIANCES = (
-    Invariance("a second time", _check_repetition, raise_violation),
-    Invariance("other replicates", _check_replicates, raise_violation),
+    Invariance("a second time", _check_repeatability, raise_violation),
+    Invariance("other replicates", _check_replicate_independence, raise_violation),
 )
 
 
-def check_stages(simulation: Setup, memory: Memory) -> None:
+def check_uplink_stages(simulation: Setup, memory: Memory) -> None:
     """Try the user-defined stages.
 
     Raises:
@@ -139,7 +139,7 @@ def check_stages(simulation: Setup, memory: Memory) -> None:
     """
     for number, stage in enumerate(simulation.uplink.stages):
         if contains_user_code(stage):
-            trial = StageTrial(simulation, memory, number)
+            trial = UplinkStageTrial(simulation, memory, number)
             try:
                 check_invariances(INVARIANCES, trial)
             finally:

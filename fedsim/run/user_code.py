@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from fedsim.core import streams
 from fedsim.core.errors import ConfigError, DivergenceError, OutputError, PeerError, RunError, first_message_line
-from fedsim.core.numerical import is_numerical
+from fedsim.core.numerical import is_numerical_error
 from fedsim.run.contracts import contains_user_code, is_user_file
 from fedsim.trainer import TaskGenerator
 
@@ -55,7 +55,7 @@ class UserCodeWatch:
         try:
             while True:
                 try:
-                    with self._round_watched(t):
+                    with self._watch_round(t):
                         task = steps.send(result_of_task)
                 except StopIteration as end:
                     result: T = end.value
@@ -65,41 +65,42 @@ class UserCodeWatch:
             steps.close()
 
     @contextlib.contextmanager
-    def _round_watched(self, t: int) -> Iterator[None]:
+    def _watch_round(self, t: int) -> Iterator[None]:
         rng_state_before = self._read_rng_states()
         try:
             yield
         except StopIteration:
-            self._check_streams(rng_state_before, t)
+            self._check_global_rng_unused(rng_state_before, t)
             raise
         except RUN_ERROR_TYPES:
             raise
         except Exception as error:
-            if is_numerical(error):
+            if is_numerical_error(error):
                 raise
-            message = failure_text(error, self.components, self._names())
+            message = failure_text(error, self.components, self._component_names_text())
             raise RunError(f"the run ended in round {t}: {message}") from error
-        self._check_streams(rng_state_before, t)
+        self._check_global_rng_unused(rng_state_before, t)
 
-    def _check_streams(self, rng_state_before: Any, t: int) -> None:
+    def _check_global_rng_unused(self, rng_state_before: Any, t: int) -> None:
         if not streams.rng_states_equal(rng_state_before, self._read_rng_states()):
             raise RunError(
-                f"the run ended in round {t}: {self._names()} drew from a global random stream, which depends on all "
-                "that was drawn before; use fedsim.core.rng, whose numbers are functions of seed, round and client"
+                f"the run ended in round {t}: {self._component_names_text()} drew from a global random stream, which "
+                "depends on all that was drawn before; use fedsim.core.rng, whose numbers are functions of seed, round "
+                "and client"
             )
 
-    def _names(self) -> str:
+    def _component_names_text(self) -> str:
         return " or ".join(
-            f"{group_name(group)}={type(component).__name__}" for group, component in self.components.items()
+            f"{strip_part_number(group)}={type(component).__name__}" for group, component in self.components.items()
         )
 
 
-def group_name(group: str) -> str:
+def strip_part_number(group: str) -> str:
     """Return the name of a group without the number of one of its several parts."""
     return group.partition(".")[0]
 
 
-def error_of_user_code(error: Exception, components: Mapping[str, Any]) -> str | None:
+def user_code_error_text(error: Exception, components: Mapping[str, Any]) -> str | None:
     """Return the error of a user-defined part as a sentence that names the part; None if no part raised it.
 
     A missing attribute of a part that fedsim asks for is due to an `__init__` or a `setup` that did not call its
@@ -118,14 +119,14 @@ def error_of_user_code(error: Exception, components: Mapping[str, Any]) -> str |
         for group, component in components.items():
             if isinstance(error, AttributeError) and type(getattr(error, "obj", None)) is type(component):
                 return (
-                    f"{group_name(group)}={type(component).__name__} has no attribute {error.name!r}, which its "
+                    f"{strip_part_number(group)}={type(component).__name__} has no attribute {error.name!r}, which its "
                     "base class sets; call super() in its __init__ and its setup"
                 )
         return None
     last_entry = entries[-1][0]
     owners = [frame.f_locals.get("self") for _, frame in reversed(entries)]
     labels = [
-        f"{group_name(group)}={type(component).__name__}"
+        f"{strip_part_number(group)}={type(component).__name__}"
         for owner in owners
         for group, component in components.items()
         if type(component) is type(owner)
@@ -139,7 +140,7 @@ def failure_text(error: Exception, components: Mapping[str, Any], suspects_text:
     """Return the error of a user-defined part as a sentence; if no part raised it, the sentence says that
     `suspects_text` led to this error of fedsim or PyTorch."""
     return (
-        error_of_user_code(error, components)
+        user_code_error_text(error, components)
         or f"{suspects_text} led to {type(error).__name__}: {first_message_line(error)}"
     )
 
@@ -157,10 +158,11 @@ def user_code_error_context(components: Any) -> Iterator[None]:
         raise
     except Exception as error:
         named_components = user_components(components)
-        message = None if is_numerical(error) else error_of_user_code(error, named_components)
+        message = None if is_numerical_error(error) else user_code_error_text(error, named_components)
         if message is None and isinstance(error, TypeError) and named_components:  # a method with other parameters
             labels = [
-                f"{group_name(group)}={type(component).__name__}" for group, component in named_components.items()
+                f"{strip_part_number(group)}={type(component).__name__}"
+                for group, component in named_components.items()
             ]
             message = f"{' or '.join(labels)} led to TypeError: {first_message_line(error)}"
         if message is None:

@@ -17,18 +17,18 @@ from fedsim.availability import Availability, Full
 from fedsim.core import checks, rng, streams
 from fedsim.core.errors import ClientCountError, ConfigError
 from fedsim.core.federation import Federation
-from fedsim.core.per_seed import lists_per_seed, restrict_to_replicates
-from fedsim.core.ranks import Ranks
+from fedsim.core.per_seed import per_seed_settings, select_replicate_settings
+from fedsim.core.ranks import ProcessRanks
 from fedsim.data.datasets import Dataset
 from fedsim.data.drift import Drift
 from fedsim.data.partition import IID, Natural, Partition, Table
-from fedsim.data.partition.partition import Samples, check_table, check_use
-from fedsim.data.samples import ClientData, Drawn, Stored
+from fedsim.data.partition.partition import Samples, check_partition_table, check_sample_assignment
+from fedsim.data.samples import ClientData, StoredClientData, StreamClientData
 from fedsim.evaluation import Evaluator
 from fedsim.evaluation.personal import Personal
-from fedsim.evaluation.personal.scores import ClientScores
+from fedsim.evaluation.personal.scores import ClientScorer
 from fedsim.local import LocalRule
-from fedsim.run.contracts import changed_paths, contains_user_code, take_snapshot, user_code_errors
+from fedsim.run.contracts import changed_attribute_paths, contains_user_code, take_snapshot, user_code_errors
 from fedsim.run.determinism import prepare_cublas
 from fedsim.strategies import Strategy
 from fedsim.trainer import Execution
@@ -69,7 +69,7 @@ def resolve_dtype(dtype: str) -> torch.dtype:
 
 
 @dataclass(frozen=True)
-class Compute:
+class ComputeSettings:
     """The device and the floating-point type of a run.
 
     Attributes:
@@ -82,12 +82,12 @@ class Compute:
 
     device: torch.device
     dtype: torch.dtype
-    ranks: Ranks
+    ranks: ProcessRanks
     memory: str
     deterministic: bool = False
 
     @classmethod
-    def from_execution(cls, execution: Execution, ranks: Ranks) -> Compute:
+    def from_execution(cls, execution: Execution, ranks: ProcessRanks) -> ComputeSettings:
         """Build from the options of an execution.
 
         Raises:
@@ -108,7 +108,7 @@ def check_seeds(seeds: Sequence[int]) -> tuple[int, ...]:
     return tuple(int(seed) for seed in seeds)
 
 
-def check_kinds(kinds: Mapping[str, type], components: Mapping[str, Any]) -> None:
+def check_component_types(kinds: Mapping[str, type], components: Mapping[str, Any]) -> None:
     """Refuse a part that is not an object of the class that its group requires."""
     for group, kind in kinds.items():
         component = components[group]
@@ -127,7 +127,7 @@ def check_kinds(kinds: Mapping[str, type], components: Mapping[str, Any]) -> Non
         )
 
 
-def values_per_seed_of(
+def settings_per_seed(
     strategy: Strategy[Any], rule: LocalRule, drift: Drift, seeds: Sequence[int]
 ) -> dict[str, Sequence[float]]:
     """Return key → one number per seed, for settings of strategy, local rule and drift that are given per seed.
@@ -135,24 +135,28 @@ def values_per_seed_of(
     Raises:
         ConfigError: there are not as many numbers as seeds.
     """
-    settings = {**lists_per_seed("strategy", strategy, Strategy), **lists_per_seed("local", rule, LocalRule)}
-    settings |= lists_per_seed("drift", drift, Drift)
+    settings = {**per_seed_settings("strategy", strategy, Strategy), **per_seed_settings("local", rule, LocalRule)}
+    settings |= per_seed_settings("drift", drift, Drift)
     for key, numbers in settings.items():
         if len(numbers) != len(seeds):
             raise ConfigError(f"{key} has {len(numbers)} entries, but there are {len(seeds)} seeds; give one per seed")
     return {**({"lr": rule.rates} if len(rule.rates) > 1 else {}), **settings}
 
 
-def restrict_per_seed(strategy: Strategy[Any], rule: LocalRule, drift: Drift, replicates: Sequence[int]) -> None:
+def restrict_per_seed_settings(
+    strategy: Strategy[Any], rule: LocalRule, drift: Drift, replicates: Sequence[int]
+) -> None:
     """Restrict those settings to the numbers of these replicates, in place."""
-    restrict_to_replicates(strategy, replicates, Strategy)
-    restrict_to_replicates(rule, replicates, LocalRule)
-    restrict_to_replicates(drift, replicates, Drift)
+    select_replicate_settings(strategy, replicates, Strategy)
+    select_replicate_settings(rule, replicates, LocalRule)
+    select_replicate_settings(drift, replicates, Drift)
     if len(rule.rates) > 1:
         rule.rates = [rule.rates[replicate] for replicate in replicates]
 
 
-def resolve_clients(data: Dataset, partition: Partition | None, clients: int | str) -> tuple[Dataset, int]:
+def resolve_data_and_client_count(
+    data: Dataset, partition: Partition | None, clients: int | str
+) -> tuple[Dataset, int]:
     """Return the data of the clients, and the number of clients: 'all' clients in the data, or so many of them, drawn
     by `partition.seed` alike for all replicates; a partition that makes clients makes so many."""
     natural_count = data.natural_clients
@@ -181,7 +185,7 @@ def resolve_clients(data: Dataset, partition: Partition | None, clients: int | s
     return data.of_clients(np.sort(draw.choice(natural_count, clients, replace=False))), clients
 
 
-def split_samples(data: Dataset, partition: Partition | None, clients: int, seeds: Sequence[int]) -> list[Table]:
+def partition_samples(data: Dataset, partition: Partition | None, clients: int, seeds: Sequence[int]) -> list[Table]:
     """Return one index table per replicate; none for a stream."""
     if data.stream:
         if partition is not None and not isinstance(partition, Natural):
@@ -206,7 +210,7 @@ def split_samples(data: Dataset, partition: Partition | None, clients: int, seed
         len(data.train_x) if kept_indices is None else len(kept_indices), labels, owners, data.client_names
     )
     if contains_user_code(partition):
-        table_by_seed = _tables_of_users(partition, samples, clients, seeds)
+        table_by_seed = _user_partition_tables(partition, samples, clients, seeds)
     else:
         table_by_seed = {seed: partition.table(samples, clients, seed) for seed in dict.fromkeys(seeds)}
     table_by_seed = (
@@ -222,7 +226,9 @@ def split_samples(data: Dataset, partition: Partition | None, clients: int, seed
     return tables
 
 
-def _tables_of_users(partition: Partition, samples: Samples, clients: int, seeds: Sequence[int]) -> dict[int, Table]:
+def _user_partition_tables(
+    partition: Partition, samples: Samples, clients: int, seeds: Sequence[int]
+) -> dict[int, Table]:
     """Return the tables of a user-defined partition by seed; the first one is requested twice.
 
     Raises:
@@ -244,14 +250,14 @@ def _tables_of_users(partition: Partition, samples: Samples, clients: int, seeds
     for table in table_by_seed.values():  # `table` may be overridden by the user
         if not isinstance(table, Table):
             raise ConfigError(f"{setting}: table must return a Table, and returns {type(table).__name__}")
-        check_table(type(partition).__name__, table, samples.count, clients)
-        check_use(type(partition).__name__, table, samples.count, clients, partition.remedy)
+        check_partition_table(type(partition).__name__, table, samples.count, clients)
+        check_sample_assignment(type(partition).__name__, table, samples.count, clients, partition.remedy)
     first_table = table_by_seed[distinct_seeds[0]]
     if not (
         np.array_equal(first_table.order, repeated_table.order)
         and np.array_equal(first_table.offsets, repeated_table.offsets)
     ):
-        paths = changed_paths(partition, snapshot_before)
+        paths = changed_attribute_paths(partition, snapshot_before)
         detail = f" ({paths[0]} has changed)" if paths else ""
         raise ConfigError(
             f"{setting} divides the samples in another way when it is called twice for seed "
@@ -261,12 +267,12 @@ def _tables_of_users(partition: Partition, samples: Samples, clients: int, seeds
     return table_by_seed
 
 
-def client_data(
+def make_client_data(
     seeds: tuple[int, ...],
     clients: int,
     dataset: Dataset,
     tables: list[Table],
-    compute: Compute,
+    compute: ComputeSettings,
     weighting: str,
     members: int | None = None,
     num_newcomers: int = 0,
@@ -291,7 +297,7 @@ def client_data(
             members,
             num_newcomers=num_newcomers,
         )
-        return Drawn(dataset, federation, drift)
+        return StreamClientData(dataset, federation, drift)
     fractions = None
     if dataset.classes is not None and dataset.labels is not None:
         labels = dataset.labels.cpu().numpy()
@@ -303,7 +309,7 @@ def client_data(
         seeds, clients, sizes, fractions, device, dtype, None, ranks, storage, weighting, members,
         tables[0].names if same_names else None, num_newcomers=num_newcomers,
     )  # fmt: skip
-    return Stored(dataset, federation, tables, drift)
+    return StoredClientData(dataset, federation, tables, drift)
 
 
 @contextlib.contextmanager
@@ -313,7 +319,7 @@ def name_newcomers_in_errors(num_newcomers: int) -> Iterator[None]:
     try:
         yield
     except ClientCountError as error:
-        error.including_newcomers(num_newcomers)
+        error.with_newcomer_count(num_newcomers)
         raise
 
 
@@ -329,10 +335,10 @@ def bind_availability(
     return process
 
 
-def personal_scores_of(evaluator: Evaluator, options: Personal, tables: list[Table]) -> ClientScores:
+def build_client_scores(evaluator: Evaluator, options: Personal, tables: list[Table]) -> ClientScorer:
     """Return the evaluation of clients' own models on the validation samples of these tables, or on a stream's
     distribution."""
-    return ClientScores(evaluator, validation_of(evaluator.data, tables), options.train_samples)
+    return ClientScorer(evaluator, validation_of(evaluator.data, tables), options.train_samples)
 
 
 def owners_are_clients(data: ClientData, tables: list[Table]) -> bool:
@@ -347,17 +353,17 @@ def owners_are_clients(data: ClientData, tables: list[Table]) -> bool:
 def validation_of(data: ClientData, tables: list[Table]) -> ClientData | None:
     """Return the clients' validation samples, if the partition has split some off."""
     validation_tables = [t.validation for t in tables if t.validation is not None]
-    return Stored(data.dataset, data.federation, validation_tables, data.drift) if validation_tables else None
+    return StoredClientData(data.dataset, data.federation, validation_tables, data.drift) if validation_tables else None
 
 
-def as_uplink(uplink: Any) -> Uplink:
+def uplink_from_stages(uplink: Any) -> Uplink:
     """Return the uplink, which may be given as its stages: one, or several in a list."""
     if isinstance(uplink, Uplink):
         return uplink
     return Uplink(uplink)
 
 
-def uplink_of(strategy: Strategy[Any], uplink: Uplink | None, attack: Attack | None) -> Uplink:
+def uplink_with_attack(strategy: Strategy[Any], uplink: Uplink | None, attack: Attack | None) -> Uplink:
     """Return the uplink with the attack as its first stage.
 
     Raises:

@@ -2,6 +2,7 @@
 
 from fedsim.shift.contribution import Contribution
 from fedsim.shift.demand import Demand
+from fedsim.shift.direction import ResponseDirection
 from fedsim.shift.elastic import Elastic
 from fedsim.shift.group_mean import GroupMean
 from fedsim.shift.location import Location
@@ -19,6 +20,7 @@ __all__ = [
     "NoShift",
     "Players",
     "Response",
+    "ResponseDirection",
     "Shift",
     "Strategic",
 ]

@@ -13,14 +13,14 @@ from fedsim.core.errors import ConfigError
 from fedsim.core.federation import Federation
 from fedsim.core.heterogeneity import entry_of_client
 from fedsim.data.datasets import Dataset
-from fedsim.data.samples import ClientData, Stored
-from fedsim.models import RowModel
+from fedsim.data.samples import ClientData, StoredClientData
+from fedsim.models import StatelessModel
 from fedsim.shift.location import need_one_parameter_per_input
 
 Batch = dict[str, Tensor]
 
 
-class Attraction(ABC):
+class GroupAttraction(ABC):
     """ν_{i,k}(θ), the fraction of group k, up to normalisation, which `Contribution` does.
 
     Args:
@@ -33,10 +33,10 @@ class Attraction(ABC):
         """[K] non-negative attractions of one client's groups under θ [d]; the batch's 'row' says whose."""
 
 
-class LinearAttraction(Attraction):
+class LinearGroupFractions(GroupAttraction):
     """f = ½ + ½θ of group 1 and 1 − f of group 2, for one parameter θ in [−1, 1]."""
 
-    def __init__(self, federation: Federation, data: ClientData, model: RowModel, groups: int) -> None:
+    def __init__(self, federation: Federation, data: ClientData, model: StatelessModel, groups: int) -> None:
         if groups != 2 or model.dimension != 1:
             raise ConfigError(
                 f"shift.form=linear is for two groups and one parameter, but there are {groups} and {model.dimension}; "
@@ -47,13 +47,15 @@ class LinearAttraction(Attraction):
         return torch.cat([0.5 + 0.5 * theta, 0.5 - 0.5 * theta]).clamp(0.0, 1.0)
 
 
-class BudgetAttraction(Attraction):
+class BudgetAttraction(GroupAttraction):
     """ν_k ∝ B − θᵀμ_{i,k}: the remaining budget of group k after buying at prices θ.
 
     Below zero it counts as next to nothing.
     """
 
-    def __init__(self, federation: Federation, data: ClientData, model: RowModel, groups: int, budget: float) -> None:
+    def __init__(
+        self, federation: Federation, data: ClientData, model: StatelessModel, groups: int, budget: float
+    ) -> None:
         need_one_parameter_per_input("contribution", data.dataset, model)
         self.budget, self.means = budget, group_means(federation, data, groups)
 
@@ -61,7 +63,7 @@ class BudgetAttraction(Attraction):
         return (self.budget - entry_of_client(self.means, batch["row"]).to(theta.dtype) @ theta).clamp(min=1e-6)
 
 
-class LossAttraction(Attraction):
+class LossAttraction(GroupAttraction):
     """ν_k ∝ c + Σ_{l≠k} ℓ_{i,l}(θ): groups that the model serves badly leave; for two groups, profl's ν_k ∝ ℓ_{−k} + c.
 
     ℓ_{i,k} is the mean loss on a fixed sample of the client's group k, up to `samples` of each client: its moments are
@@ -69,7 +71,13 @@ class LossAttraction(Attraction):
     """
 
     def __init__(
-        self, federation: Federation, data: ClientData, model: RowModel, groups: int, constant: float, samples: int
+        self,
+        federation: Federation,
+        data: ClientData,
+        model: StatelessModel,
+        groups: int,
+        constant: float,
+        samples: int,
     ) -> None:
         if model.loss_mixes_samples:
             raise ConfigError(
@@ -80,9 +88,9 @@ class LossAttraction(Attraction):
         self.dataset: Dataset = data.dataset
         self._lock = threading.Lock()  # functional calls share one module among the loop executor's threads
         rows = torch.arange(len(federation.num_samples), device=federation.device)
-        if not isinstance(data, Stored):
+        if not isinstance(data, StoredClientData):
             fixed_samples = data.fixed_samples(rows, data.width(samples), torch.float64, rng.Purpose.SHIFT)
-            self.sample, group = mixture_components(fixed_samples, groups, num_leading_dims=2)
+            self.sample, group = expand_mixture_components(fixed_samples, groups, num_leading_dims=2)
         else:  # only their values are kept
             numbers, valid = data.numbers(rows, data.width(samples))
             assert self.dataset.train_y is not None
@@ -110,7 +118,7 @@ def group_means(federation: Federation, data: ClientData, groups: int) -> Tensor
     known_means = getattr(dataset, "group_means", None)
     if known_means is not None:
         return known_means.repeat(federation.num_replicates, 1, 1)
-    if not isinstance(data, Stored) or dataset.train_y is None:
+    if not isinstance(data, StoredClientData) or dataset.train_y is None:
         raise ConfigError(
             f"shift.form=budget needs the means of groups, unknown for dataset={dataset.name}; use form=loss"
         )
@@ -123,7 +131,7 @@ def group_means(federation: Federation, data: ClientData, groups: int) -> Tensor
     return torch.stack(means)
 
 
-def mixture_components(batch: Batch, groups: int, num_leading_dims: int = 1) -> tuple[Batch, Tensor]:
+def expand_mixture_components(batch: Batch, groups: int, num_leading_dims: int = 1) -> tuple[Batch, Tensor]:
     """Every sample of a mixture once for each group: x and y [..., B·K, …], and the group of each [..., B·K].
 
     Args:

@@ -12,10 +12,16 @@ from fedsim.core.effects import EffectiveIf
 from fedsim.core.errors import ConfigError
 from fedsim.core.federation import Federation
 from fedsim.core.heterogeneity import entry_of_client
-from fedsim.data.datasets.pricing import pick_group
-from fedsim.data.samples import ClientData, Stored
-from fedsim.models import RowModel
-from fedsim.shift.attraction import Attraction, BudgetAttraction, LinearAttraction, LossAttraction, mixture_components
+from fedsim.data.datasets.pricing import groups_from_uniforms
+from fedsim.data.samples import ClientData, StoredClientData
+from fedsim.models import StatelessModel
+from fedsim.shift.attraction import (
+    BudgetAttraction,
+    GroupAttraction,
+    LinearGroupFractions,
+    LossAttraction,
+    expand_mixture_components,
+)
 from fedsim.shift.shift import Shift
 
 ATTRACTION_FORMS = ("linear", "budget", "loss")
@@ -70,13 +76,17 @@ class Contribution(Shift):
         self.constant = constant
         self.samples = samples
 
-    def setup(self, federation: Federation, data: ClientData, model: RowModel) -> None:
+    def setup(self, federation: Federation, data: ClientData, model: StatelessModel) -> None:
         dataset = data.dataset
         mixture = getattr(dataset, "fractions", None)
         if mixture is not None:
             self.groups = len(mixture)
             self.held_fractions, self.group_entry = None, "group"
-        elif isinstance(data, Stored) and dataset.classes is not None and federation.class_fractions is not None:
+        elif (
+            isinstance(data, StoredClientData)
+            and dataset.classes is not None
+            and federation.class_fractions is not None
+        ):
             self.groups = dataset.classes
             self.held_fractions = torch.as_tensor(federation.class_fractions, device=federation.device).flatten(0, 1)
         else:
@@ -85,9 +95,9 @@ class Contribution(Shift):
                 "dataset=pricing_groups, regression_groups or one with classes"
             )
         context = (federation, data, model, self.groups)
-        self.attraction: Attraction
+        self.attraction: GroupAttraction
         if self.form == "linear":
-            self.attraction = LinearAttraction(*context)
+            self.attraction = LinearGroupFractions(*context)
         elif self.form == "budget":
             self.attraction = BudgetAttraction(*context, self.budget)
         else:
@@ -106,8 +116,8 @@ class Contribution(Shift):
     def __call__(self, batch: dict[str, Tensor], theta: Tensor) -> dict[str, Tensor]:
         fractions = self.fractions(batch, theta)
         if self.held_fractions is not None:
-            return self._weighted(batch, fractions)
-        group = pick_group(fractions, batch["uniform"])
+            return self._weighted_batch(batch, fractions)
+        group = groups_from_uniforms(fractions, batch["uniform"])
         shifted_batch = batch | {"group": group}
         for name in ("x", "y"):
             component = batch.get(f"component_{name}")
@@ -119,14 +129,14 @@ class Contribution(Shift):
     def respond_differentiably(self, batch: dict[str, Tensor], theta: Tensor) -> dict[str, Tensor]:
         fractions = self.fractions(batch, theta)
         if self.held_fractions is not None:
-            return self._weighted(batch, fractions)
-        expanded_batch, group = mixture_components(batch, self.groups)
+            return self._weighted_batch(batch, fractions)
+        expanded_batch, group = expand_mixture_components(batch, self.groups)
         weight = fractions[group]
         if "weight" in batch:
             weight = weight * batch["weight"].repeat_interleave(self.groups)
         return expanded_batch | {"weight": weight, "group": group, "client": batch["client"], "row": batch["row"]}
 
-    def _weighted(self, batch: dict[str, Tensor], fractions: Tensor) -> dict[str, Tensor]:
+    def _weighted_batch(self, batch: dict[str, Tensor], fractions: Tensor) -> dict[str, Tensor]:
         assert self.held_fractions is not None
         held_fractions = entry_of_client(self.held_fractions, batch["row"]).to(fractions.dtype)
         weight = torch.where(held_fractions > 0, fractions / held_fractions.clamp(min=1e-12), 0.0)[batch["y"]]

@@ -11,7 +11,7 @@ from fedsim.core.effects import EffectiveIf
 from fedsim.core.federation import Federation
 from fedsim.core.heterogeneity import PerClientNumbers, entry_of_client
 from fedsim.data.samples import ClientData
-from fedsim.models import RowModel
+from fedsim.models import StatelessModel
 from fedsim.shift.location import need_one_parameter_per_input
 from fedsim.shift.sensitivity import sensitivities
 from fedsim.shift.shift import Shift
@@ -38,7 +38,7 @@ class Demand(Shift):
         super().__init__(**options)
         self.gamma, self.spread, self.seed = gamma, spread, seed
 
-    def setup(self, federation: Federation, data: ClientData, model: RowModel) -> None:
+    def setup(self, federation: Federation, data: ClientData, model: StatelessModel) -> None:
         need_one_parameter_per_input("demand", data.dataset, model)
         self.gammas = sensitivities(
             "shift.gamma", self.gamma, self.spread, self.seed, federation, default_value=DEFAULT_SPREAD

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from fedsim.core.errors import ConfigError
 from fedsim.data.datasets import Dataset
-from fedsim.models import RowModel
+from fedsim.models import StatelessModel
 
 
 class ResponseDirection:
@@ -38,13 +38,13 @@ class ResponseDirection:
         self,
         shift: str,
         dataset: Dataset,
-        model: RowModel,
+        model: StatelessModel,
         features: Sequence[int | str] | None = None,
         target: int = 1,
     ) -> None:
         self.shape, size = dataset.shape, math.prod(dataset.shape)
         name, layer = _single_linear_layer(model)
-        if layer is None or layer.in_features != size or not _is_linear(model, layer, name, dataset.shape):
+        if layer is None or layer.in_features != size or not _is_linear_model(model, layer, name, dataset.shape):
             raise ConfigError(
                 f"shift={shift} moves inputs along the weights of a model that is linear in them, which this model is "
                 f"not on dataset={dataset.name}; use model=linear"
@@ -69,7 +69,7 @@ class ResponseDirection:
         return ((self._mix.to(theta.dtype) @ weight) * self._mask.to(theta.dtype)).reshape(self.shape)
 
 
-def _single_linear_layer(model: RowModel) -> tuple[str, nn.Linear | None]:
+def _single_linear_layer(model: StatelessModel) -> tuple[str, nn.Linear | None]:
     """The one linear layer that holds every parameter, and its name."""
     for name, module in model.evaluation_module.named_modules():
         if isinstance(module, nn.Linear) and {p.rpartition(".")[0] for p in model.shapes} == {name}:
@@ -77,7 +77,7 @@ def _single_linear_layer(model: RowModel) -> tuple[str, nn.Linear | None]:
     return "", None
 
 
-def _is_linear(model: RowModel, layer: nn.Linear, name: str, shape: tuple[int, ...]) -> bool:
+def _is_linear_model(model: StatelessModel, layer: nn.Linear, name: str, shape: tuple[int, ...]) -> bool:
     """Return whether the output is that of this layer alone, tried on arbitrary inputs and parameters."""
     count = torch.arange(model.dimension + 2 * layer.in_features, device=model.device, dtype=model.dtype)
     row, x = torch.sin(count + 1).split([model.dimension, 2 * layer.in_features])

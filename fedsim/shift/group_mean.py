@@ -14,7 +14,7 @@ from fedsim.core.errors import ConfigError
 from fedsim.core.federation import Federation
 from fedsim.core.heterogeneity import entry_of_client
 from fedsim.data.samples import ClientData
-from fedsim.models import RowModel
+from fedsim.models import StatelessModel
 from fedsim.shift.direction import ResponseDirection
 from fedsim.shift.sensitivity import sensitivities
 from fedsim.shift.shift import Shift
@@ -52,7 +52,7 @@ class GroupMean(Shift):
         self.gamma, self.features, self.target, self.seed = list(gamma), features, target, seed
         self.spread = list(spread) if isinstance(spread, Sequence) else [spread] * len(self.gamma)
 
-    def setup(self, federation: Federation, data: ClientData, model: RowModel) -> None:
+    def setup(self, federation: Federation, data: ClientData, model: StatelessModel) -> None:
         dataset = data.dataset
         if dataset.classes is None:
             raise ConfigError(

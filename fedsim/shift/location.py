@@ -16,7 +16,7 @@ from fedsim.core.federation import Federation
 from fedsim.core.heterogeneity import entry_of_client, match_moments
 from fedsim.data.datasets import Dataset
 from fedsim.data.samples import ClientData
-from fedsim.models import RowModel
+from fedsim.models import StatelessModel
 from fedsim.shift.shift import Shift
 
 
@@ -66,7 +66,7 @@ class Location(Shift):
         self.variance = variance
         self.given_epsilons, self.seed = epsilons, seed
 
-    def setup(self, federation: Federation, data: ClientData, model: RowModel) -> None:
+    def setup(self, federation: Federation, data: ClientData, model: StatelessModel) -> None:
         m = federation.clients
         need_one_parameter_per_input("location", data.dataset, model)
         if self.given_epsilons is not None:
@@ -99,7 +99,7 @@ class Location(Shift):
         return batch | {"x": batch["x"] + epsilon * theta.reshape(batch["x"].shape[1:])}
 
 
-def need_one_parameter_per_input(shift: str, dataset: Dataset, model: RowModel) -> None:
+def need_one_parameter_per_input(shift: str, dataset: Dataset, model: StatelessModel) -> None:
     """Raise unless θ has as many entries as an input, so that it can be added to it."""
     if math.prod(dataset.shape) != model.dimension:
         raise ConfigError(

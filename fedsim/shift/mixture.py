@@ -17,7 +17,7 @@ MAX_STORED_MODELS = 1000  # models kept
 Batch = dict[str, Tensor]
 
 
-class Mixture:
+class LagMixture:
     """The weights a_k, and samples that each react to one model: the lag k of a sample is drawn with these weights.
 
     Args:
@@ -58,7 +58,7 @@ class Mixture:
     def __len__(self) -> int:
         return len(self.weights)
 
-    def lags(self, key: Tensor, size: int) -> Tensor:
+    def deployment_lags(self, key: Tensor, size: int) -> Tensor:
         """[B] int64 how many deployments ago the model was to which each of a client's samples reacts; key []."""
         edges = self.weights.cumsum(0)[:-1].to(key.device)
         uniform = rng.uniform(key, torch.arange(size, device=key.device), torch.float64)
@@ -68,12 +68,14 @@ class Mixture:
         self, shift: Callable[[Batch, Tensor], Batch], batch: Batch, past_models: Tensor, key: Tensor
     ) -> Batch:
         """One client's batch, each of its samples moved on its own by its model; past [L, d], the newest first."""
-        theta = past_models[self.lags(key, len(batch["x"]))]
+        theta = past_models[self.deployment_lags(key, len(batch["x"]))]
         samples = {name: value[:, None] for name, value in batch.items() if value.dim()}
         client_entries = {name: value for name, value in batch.items() if not value.dim()}
 
-        def of_one(sample: Batch, theta: Tensor) -> Batch:
+        def shift_one_sample(sample: Batch, theta: Tensor) -> Batch:
             shifted_samples = shift(client_entries | sample, theta)
             return {name: value for name, value in shifted_samples.items() if name not in client_entries}
 
-        return client_entries | {name: value.flatten(0, 1) for name, value in vmap(of_one)(samples, theta).items()}
+        return client_entries | {
+            name: value.flatten(0, 1) for name, value in vmap(shift_one_sample)(samples, theta).items()
+        }

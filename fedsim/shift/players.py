@@ -15,7 +15,7 @@ from fedsim.core.errors import ConfigError
 from fedsim.core.federation import Federation
 from fedsim.core.heterogeneity import PerClientNumbers, entry_of_client, numbers_per_client
 from fedsim.data.samples import ClientData
-from fedsim.models import RowModel
+from fedsim.models import StatelessModel
 from fedsim.shift.shift import Shift
 
 DEFAULT_SPREAD = 0.5  # half-width of the values, if one value is given for all
@@ -53,7 +53,7 @@ class Players(Shift):
         super().__init__(**options)
         self.gamma, self.spread, self.coupling, self.seed = gamma, spread, coupling, seed
 
-    def setup(self, federation: Federation, data: ClientData, model: RowModel) -> None:
+    def setup(self, federation: Federation, data: ClientData, model: StatelessModel) -> None:
         m, num_goods = federation.clients, getattr(data.dataset, "goods", None)
         if num_goods is None:
             raise ConfigError(

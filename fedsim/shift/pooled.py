@@ -14,7 +14,7 @@ from fedsim.core.errors import ConfigError
 from fedsim.core.federation import Federation
 from fedsim.data.datasets import Dataset
 from fedsim.data.samples import ClientData
-from fedsim.models import RowModel
+from fedsim.models import StatelessModel
 from fedsim.shift.shift import Shift
 
 
@@ -45,7 +45,7 @@ class PooledShift(Shift):
         self.inner_shift, self.inner_data, self.members = inner_shift, inner_data, members
         self.active = inner_shift.active
 
-    def setup(self, federation: Federation, data: ClientData, model: RowModel) -> None:
+    def setup(self, federation: Federation, data: ClientData, model: StatelessModel) -> None:
         fractions = federation.class_fractions
         member_federation = dataclasses.replace(
             federation,
@@ -54,7 +54,7 @@ class PooledShift(Shift):
             class_fractions=None if fractions is None else np.repeat(fractions, self.members, axis=1),
             client_shares=None,
         )
-        self.inner_shift.setup(member_federation, data.shared_by(member_federation, self.inner_data), model)
+        self.inner_shift.setup(member_federation, data.data_for_members(member_federation, self.inner_data), model)
         inner_shift = self.inner_shift
         self.estimator, self.shifted_columns = inner_shift.estimator, inner_shift.shifted_columns
         self.groups, self.group_entry = inner_shift.groups, inner_shift.group_entry
@@ -74,9 +74,9 @@ class PooledShift(Shift):
         client_entries = {name: value for name, value in batch.items() if not value.dim()}
         row = client_entries["row"] * self.members
 
-        def of_one(sample: dict[str, Tensor], member: Tensor) -> dict[str, Tensor]:
+        def shift_one_sample(sample: dict[str, Tensor], member: Tensor) -> dict[str, Tensor]:
             shifted_samples = shift_batch(client_entries | sample | {"client": member, "row": row + member}, theta)
             return {name: value for name, value in shifted_samples.items() if name not in client_entries}
 
-        shifted_samples = vmap(of_one)(samples, member)
+        shifted_samples = vmap(shift_one_sample)(samples, member)
         return client_entries | {name: value.flatten(0, 1) for name, value in shifted_samples.items()}

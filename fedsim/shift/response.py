@@ -13,7 +13,7 @@ from fedsim.core.errors import ConfigError
 from fedsim.core.federation import Federation
 from fedsim.core.heterogeneity import PerClientNumbers, entry_of_client
 from fedsim.data.samples import ClientData
-from fedsim.models import RowModel
+from fedsim.models import StatelessModel
 from fedsim.shift.direction import ResponseDirection
 from fedsim.shift.sensitivity import sensitivities
 from fedsim.shift.shift import Shift
@@ -42,7 +42,7 @@ class Response(Shift):
         super().__init__(**options)
         self.gamma, self.spread, self.seed = gamma, spread, seed
 
-    def setup(self, federation: Federation, data: ClientData, model: RowModel) -> None:
+    def setup(self, federation: Federation, data: ClientData, model: StatelessModel) -> None:
         dataset = data.dataset
         if dataset.classes is not None or dataset.loss != "squared":
             raise ConfigError(

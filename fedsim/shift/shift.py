@@ -20,10 +20,10 @@ from fedsim.core.constraints import Count, Fraction, OneOf, Positive, Validated
 from fedsim.core.effects import EffectDeclarations, EffectiveIf
 from fedsim.core.errors import ConfigError
 from fedsim.core.federation import Federation
-from fedsim.core.placement import available_bytes
+from fedsim.core.placement import capacity_bytes
 from fedsim.data.samples import ClientData
-from fedsim.models import RowModel
-from fedsim.shift.mixture import Mixture
+from fedsim.models import StatelessModel
+from fedsim.shift.mixture import LagMixture
 
 DEPLOYMENTS = ("step", "round")
 REFERENCE_MODES = ("auto", "always", "none")
@@ -86,7 +86,7 @@ class Shift(Validated, ABC):
     runs_unpadded: bool = False
     knows_stored_samples: bool = False
     redraw: int | None = None
-    mixture: Mixture | None = None
+    mixture: LagMixture | None = None
 
     def __init__(
         self,
@@ -104,7 +104,7 @@ class Shift(Validated, ABC):
             raise ConfigError(
                 key="inertia", value=1, needs="means that data never react; use less than 1, or shift=none"
             )
-        parsed_mixture = Mixture(mixture)
+        parsed_mixture = LagMixture(mixture)
         self.mixture = parsed_mixture if len(parsed_mixture) > 1 else None
         self.redraw = redraw
         if redraw is not None and deploy == "step":
@@ -124,7 +124,7 @@ class Shift(Validated, ABC):
             )
         self.box = None if box is None else (float(box[0]), float(box[1]))
 
-    def setup(self, federation: Federation, data: ClientData, model: RowModel) -> None:
+    def setup(self, federation: Federation, data: ClientData, model: StatelessModel) -> None:
         """Draw per-client sensitivities and refuse what cannot work.
 
         Args:
@@ -140,10 +140,10 @@ class Shift(Validated, ABC):
             return memory
         memory[MIXTURE_SEED_KEY] = federation.broadcast(federation.seed_of_replicate)
         if self.deploy == "step":
-            needed_bytes = federation.num_rows * len(self.mixture) * model.shape[1] * federation.dtype.itemsize
-            if needed_bytes > available_bytes(federation.device, federation.storage):
+            needed_bytes = federation.num_memory_rows * len(self.mixture) * model.shape[1] * federation.dtype.itemsize
+            if needed_bytes > capacity_bytes(federation.device, federation.storage):
                 raise ConfigError(
-                    f"shift.mixture keeps {len(self.mixture)} models for each of {federation.num_rows} clients, "
+                    f"shift.mixture keeps {len(self.mixture)} models for each of {federation.num_memory_rows} clients, "
                     f"{needed_bytes / 2**30:,.0f} GiB and more than there is; lower it, or set shift.deploy=round"
                 )
             memory[PAST_DEPLOYMENTS_KEY] = federation.broadcast(self._repeat_for_lags(model))
@@ -167,7 +167,7 @@ class Shift(Validated, ABC):
         mixture; None where clients deploy their own. `server` is `initial_server_memory`, updated in place."""
         if self.deploy == "step":
             return None
-        newest_average = self._newest_average(server, model, t)
+        newest_average = self._deployed_average_model(server, model, t)
         if self.mixture is None:
             return newest_average
         past_models = server[PAST_DEPLOYMENTS_KEY]
@@ -175,7 +175,7 @@ class Shift(Validated, ABC):
             past_models.copy_(torch.cat([newest_average[:, None], past_models[:, :-1]], dim=1))
         return past_models
 
-    def _newest_average(self, server: dict[str, Tensor], model: Tensor, t: int) -> Tensor:
+    def _deployed_average_model(self, server: dict[str, Tensor], model: Tensor, t: int) -> Tensor:
         """[R, d] θ̃ of the latest deployment."""
         if not (self.inertia or self.redraw):
             return model
@@ -189,23 +189,23 @@ class Shift(Validated, ABC):
         return t - t % (self.redraw or 1)
 
     @property
-    def knows_round(self) -> bool:
+    def needs_round(self) -> bool:
         """Does the carry need 'round', by which lags are drawn?"""
         return self.mixture is not None and self.deploy == "round"
 
     def newest_deployment(self, theta: Tensor) -> Tensor:
-        """[…, d] the latest of what `deployed` and `answers_to` give."""
+        """[…, d] the latest of what `deployed` and `response_parameters` give."""
         return theta if self.mixture is None else theta[..., 0, :]
 
     def shift_batch(self, batch: dict[str, Tensor], carry: dict[str, Tensor], theta: Tensor) -> dict[str, Tensor]:
-        """One client's batch, moved by what `answers_to` gave."""
+        """One client's batch, moved by what `response_parameters` gave."""
         if self.mixture is None:
             return self(batch, theta)
         number = carry[DEPLOYMENT_COUNT_KEY] if self.deploy == "step" else self.deployment_round(carry["round"])
         key = rng.fold_in(rng.row_keys(carry[MIXTURE_SEED_KEY], rng.Purpose.MIXTURE, batch["client"]), number)
         return self.mixture.shift_batch(self, batch, theta, key)
 
-    def answers_to(self, carry: dict[str, Tensor], theta: Tensor | None) -> tuple[dict[str, Tensor], Tensor]:
+    def response_parameters(self, carry: dict[str, Tensor], theta: Tensor | None) -> tuple[dict[str, Tensor], Tensor]:
         """The parameters a local step's data react to, [d] or [c, d] as the carry's: θ as deployed by the server, or
         else the carry's own, with a mixture [L, d] or [c, L, d]; and the carry with what is remembered of them."""
         if theta is not None:
@@ -248,7 +248,7 @@ class Shift(Validated, ABC):
         client after the other, without padding; the results are padded again, with weight 0."""
         if not self.runs_unpadded:
             return vmap(self.respond_differentiably)(batch, theta)
-        pairs = zip(by_client(batch), theta, strict=True)
+        pairs = zip(unpadded_client_batches(batch), theta, strict=True)
         return pad_batches(
             [
                 self.respond_differentiably(client_batch, point) if len(client_batch["x"]) else client_batch
@@ -257,7 +257,7 @@ class Shift(Validated, ABC):
         )
 
 
-def by_client(batch: dict[str, Tensor]) -> list[dict[str, Tensor]]:
+def unpadded_client_batches(batch: dict[str, Tensor]) -> list[dict[str, Tensor]]:
     """The batches of n clients [n, B, …], one by one and without padding: only what has a positive weight."""
     weight = batch.get("weight")
     batches = []

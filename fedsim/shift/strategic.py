@@ -12,7 +12,7 @@ from fedsim.core.effects import EffectiveIf
 from fedsim.core.federation import Federation
 from fedsim.core.heterogeneity import PerClientNumbers, entry_of_client
 from fedsim.data.samples import ClientData
-from fedsim.models import RowModel
+from fedsim.models import StatelessModel
 from fedsim.shift.direction import ResponseDirection
 from fedsim.shift.sensitivity import sensitivities
 from fedsim.shift.shift import Shift
@@ -50,7 +50,7 @@ class Strategic(Shift):
         super().__init__(**options)
         self.epsilon, self.spread, self.features, self.target, self.seed = epsilon, spread, features, target, seed
 
-    def setup(self, federation: Federation, data: ClientData, model: RowModel) -> None:
+    def setup(self, federation: Federation, data: ClientData, model: StatelessModel) -> None:
         self.epsilons = sensitivities(
             "shift.epsilon", self.epsilon, self.spread, self.seed, federation, default_value=DEFAULT_SPREAD
         )

@@ -45,7 +45,7 @@ from fedsim.strategies.mime_lite import MimeLite
 from fedsim.strategies.mimic import MimiC
 from fedsim.strategies.oort import Oort
 from fedsim.strategies.p_fedavg import PFedAvg
-from fedsim.strategies.per_replicate import PerReplicate, Rows
+from fedsim.strategies.per_replicate import PerReplicateStrategy, ReplicateRows
 from fedsim.strategies.power_of_choice import PowerOfChoice
 from fedsim.strategies.q_ffl import QFFL
 from fedsim.strategies.robust import RFA, CentredClipping, Median, NormBound, Robust, TrimmedMean
@@ -53,7 +53,7 @@ from fedsim.strategies.robust_server import RobustServer
 from fedsim.strategies.rolora import RoLoRA
 from fedsim.strategies.scaffnew import Scaffnew
 from fedsim.strategies.scaffold import Scaffold
-from fedsim.strategies.strategy import KeepsClientModels, ServerStep, State, Strategy
+from fedsim.strategies.strategy import KeepsClientModels, ServerRateStrategy, State, Strategy
 
 __all__ = [
     "ACE",
@@ -115,15 +115,15 @@ __all__ = [
     "NormBound",
     "Oort",
     "PFedAvg",
-    "PerReplicate",
+    "PerReplicateStrategy",
     "PowerOfChoice",
+    "ReplicateRows",
     "RoLoRA",
     "Robust",
     "RobustServer",
-    "Rows",
     "Scaffnew",
     "Scaffold",
-    "ServerStep",
+    "ServerRateStrategy",
     "State",
     "Strategy",
     "TrimmedMean",

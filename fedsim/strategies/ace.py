@@ -13,10 +13,10 @@ from fedsim.core.constraints import CountOrZero, PositivePerSeed
 from fedsim.core.effects import EffectiveIf
 from fedsim.core.federation import Federation, Weighting
 from fedsim.core.report import Report
-from fedsim.strategies.memory import ClientMemory, MemoryDtype, RemembersClients
+from fedsim.strategies.memory import MemoryDtype, RememberedUpdates, RemembersClients
 
 
-class ACE(RemembersClients[ClientMemory]):
+class ACE(RemembersClients[RememberedUpdates]):
     """u_i ← G_i for every update that arrives; x ← x − η_g Σ_j w_j u_j, with u_j = 0 before the first update of client
     j.
 
@@ -33,14 +33,14 @@ class ACE(RemembersClients[ClientMemory]):
     supports_stale = True
     arrivals = 1
 
-    def aggregate(self, state: ClientMemory, report: Report, t: int) -> ClientMemory:
-        mean = self.remember(state, report.cohort, report.innovation)
+    def aggregate(self, state: RememberedUpdates, report: Report, t: int) -> RememberedUpdates:
+        mean = self.store_client_values(state, report.cohort, report.innovation)
         model = report.cohort.where_nonempty(state.model - self.server_lr * mean, state.model)
         return replace(state, model=model, mean=mean)
 
 
 @dataclass
-class ACEDState(ClientMemory):
+class ACEDState(RememberedUpdates):
     """Adds began [R·m] int64: the round in which the stored update of each client began, −1 before its first."""
 
     began: Tensor
@@ -81,12 +81,12 @@ class ACED(RemembersClients[ACEDState]):
         self.max_staleness = max_staleness
 
     def initial(self, model: Tensor, federation: Federation) -> ACEDState:
-        minus_ones = torch.full((federation.num_rows,), -1, dtype=torch.int64, device=model.device)
+        minus_ones = torch.full((federation.num_memory_rows,), -1, dtype=torch.int64, device=model.device)
         return ACEDState(model, *self.empty(model, federation), minus_ones)
 
     def aggregate(self, state: ACEDState, report: Report, t: int) -> ACEDState:
         cohort, federation = report.cohort, report.cohort.federation
-        mean_innovation = self.remember(state, cohort, report.innovation)
+        mean_innovation = self.store_client_values(state, cohort, report.innovation)
         state.began[cohort.rows] = torch.as_tensor(t - report.rounds_late, device=state.began.device)
         recent_mask = ((state.began >= 0) & (t - state.began <= self.max_staleness)).to(mean_innovation.dtype)
         weights = recent_mask * federation.weights(self.weighting)

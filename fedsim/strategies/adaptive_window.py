@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from fedsim.core.constraints import AtLeast, NonNegative, Positive, PositivePerSeed
+from fedsim.core.constraints import IntegerAtLeast, NonNegative, Positive, PositivePerSeed
 from fedsim.core.effects import EffectiveIf
 from fedsim.core.errors import ConfigError
 from fedsim.core.federation import Federation, Weighting
 from fedsim.core.report import Report
-from fedsim.strategies.strategy import ServerStep, State
+from fedsim.strategies.strategy import ServerRateStrategy, State
 
 
 @dataclass
@@ -25,7 +25,7 @@ class AdaptiveWindowState(State):
     window: Tensor
 
 
-class AdaptiveWindow(ServerStep[AdaptiveWindowState]):
+class AdaptiveWindow(ServerRateStrategy[AdaptiveWindowState]):
     """x ← x − η_g |W|^{−p} mean_A G_i, weighted by w_i, where |W| is the number of rounds in a window that ADWIN keeps.
 
     ADWIN (here the values are the participating clients' training losses, clipped to [0, max_loss] and divided by
@@ -59,7 +59,7 @@ class AdaptiveWindow(ServerStep[AdaptiveWindowState]):
         self,
         delta: Positive = 0.05,
         max_loss: Positive = 3.0,
-        max_window: Annotated[int, AtLeast(2)] = 64,
+        max_window: Annotated[int, IntegerAtLeast(2)] = 64,
         power: NonNegative = 0.5,
         server_lr: PositivePerSeed = 1.0,
         weighting: Weighting = "uniform",
@@ -76,12 +76,12 @@ class AdaptiveWindow(ServerStep[AdaptiveWindowState]):
     def aggregate(self, state: AdaptiveWindowState, report: Report, t: int) -> AdaptiveWindowState:
         cohort, value = report.cohort, report.loss.clamp(0, self.max_loss) / self.max_loss
         newest = cohort.sum(torch.stack([torch.ones_like(value), value, value.square()], dim=1))
-        window = self.without_changed(torch.cat([state.window[:, 1:], newest[:, None].to(state.window.dtype)], dim=1))
+        window = self.stationary_window(torch.cat([state.window[:, 1:], newest[:, None].to(state.window.dtype)], dim=1))
         rounds = (window[:, :, 0] > 0).sum(1, keepdim=True).clamp(min=1).to(state.model.dtype)
         step = self.server_lr * rounds**-self.power * self.mean(cohort, report.innovation)
         return AdaptiveWindowState(state.model - step, cohort.where_nonempty(window, state.window))
 
-    def without_changed(self, window: Tensor) -> Tensor:
+    def stationary_window(self, window: Tensor) -> Tensor:
         """[R, T, 3] the longest end of the window that has no cut at which both parts differ."""
         prefix = pad(window.cumsum(1), (0, 0, 1, 0))  # [R, T + 1, 3]
         older, newer = prefix[:, None] - prefix[:, :, None], prefix[:, -1:] - prefix  # of start and cut; of cut

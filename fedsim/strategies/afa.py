@@ -7,11 +7,11 @@ from dataclasses import replace
 from fedsim.core.constraints import PositivePerSeed
 from fedsim.core.federation import Weighting
 from fedsim.core.report import Report
-from fedsim.strategies.memory import ClientMemory, RemembersClients
-from fedsim.strategies.strategy import ServerStep, State
+from fedsim.strategies.memory import RememberedUpdates, RemembersClients
+from fedsim.strategies.strategy import ServerRateStrategy, State
 
 
-class AFACD(ServerStep[State]):
+class AFACD(ServerRateStrategy[State]):
     """x ← x − η mean_{i∈A} G_i / Σ_k η_k, where the sum over the local steps of client i gives its mean gradient,
     independent of its number of steps and of its staleness. The formula is derived from the paper's abstract.
 
@@ -34,7 +34,7 @@ class AFACD(ServerStep[State]):
         return replace(state, model=state.model - self.server_lr * step)
 
 
-class AFACS(RemembersClients[ClientMemory]):
+class AFACS(RemembersClients[RememberedUpdates]):
     """x ← x − η Σ_i w_i ĝ_i, ĝ_i the last mean gradient of client i, as in `AFACD`, zero before its first
     participation. The server also steps in an empty round. The formula is derived as that of `AFACD`.
 
@@ -48,6 +48,6 @@ class AFACS(RemembersClients[ClientMemory]):
 
     supports_stale = True
 
-    def aggregate(self, state: ClientMemory, report: Report, t: int) -> ClientMemory:
-        mean = self.remember(state, report.cohort, report.innovation / report.lr_sum[:, None])
+    def aggregate(self, state: RememberedUpdates, report: Report, t: int) -> RememberedUpdates:
+        mean = self.store_client_values(state, report.cohort, report.innovation / report.lr_sum[:, None])
         return replace(state, model=state.model - self.server_lr * mean, mean=mean)

@@ -12,19 +12,19 @@ from torch import Tensor
 from fedsim.core.constraints import NonNegative, PositivePerSeed
 from fedsim.core.federation import Cohort, Federation
 from fedsim.core.report import Report
-from fedsim.strategies.fedexp import Iterates
-from fedsim.strategies.strategy import ServerStep, full_data_gradients
+from fedsim.strategies.fedexp import IterateState
+from fedsim.strategies.strategy import ServerRateStrategy, full_data_gradients
 
 
 @dataclass
-class AFLState(Iterates):
+class AFLState(IterateState):
     """Adds mixture [R·m], λ_i, 1 in sum over a replicate; and steps [R] int64, how many rounds were not empty."""
 
     mixture: Tensor
     steps: Tensor
 
 
-class AFL(ServerStep[AFLState]):
+class AFL(ServerRateStrategy[AFLState]):
     """min_x max_λ Σ_i λ_i F_i(x) over the simplex: x ← x − η_g Σ_{i∈A} λ_i G_i / Σ_{i∈A} λ_i, and λ is projected onto
     the simplex after λ_i ← λ_i + η_λ F_i(x^t), F_i the loss of all the client's data.
 
@@ -48,7 +48,7 @@ class AFL(ServerStep[AFLState]):
 
     def initial(self, model: Tensor, federation: Federation) -> AFLState:
         equal_mixture = torch.full(
-            (federation.num_rows,), 1 / federation.clients, dtype=model.dtype, device=model.device
+            (federation.num_memory_rows,), 1 / federation.clients, dtype=model.dtype, device=model.device
         )
         steps = torch.zeros(len(model), dtype=torch.int64, device=model.device)
         return AFLState(model, model.clone(), equal_mixture, steps)

@@ -15,13 +15,13 @@ from fedsim.strategies.strategy import State, Strategy
 
 
 @dataclass
-class WindowState(State):
+class AmplifiedFedAvgState(State):
     """Adds anchor [R, d]: z, the model after the last amplification."""
 
     anchor: Tensor
 
 
-class AmplifiedFedAvg(Strategy[WindowState]):
+class AmplifiedFedAvg(Strategy[AmplifiedFedAvgState]):
     """x ← x − mean_{i∈A} G_i in every round; after every P rounds x ← z + γ (x − z), and then z ← x.
 
     A window as long as the period of availability weights all clients equally: with small local learning rates and a
@@ -49,13 +49,13 @@ class AmplifiedFedAvg(Strategy[WindowState]):
         self.amplification = as_per_seed(amplification)
         self.weighting = weighting
 
-    def initial(self, model: Tensor, federation: Federation) -> WindowState:
-        return WindowState(model, model.clone())
+    def initial(self, model: Tensor, federation: Federation) -> AmplifiedFedAvgState:
+        return AmplifiedFedAvgState(model, model.clone())
 
-    def aggregate(self, state: WindowState, report: Report, t: int) -> WindowState:
+    def aggregate(self, state: AmplifiedFedAvgState, report: Report, t: int) -> AmplifiedFedAvgState:
         cohort = report.cohort
         model = state.model - cohort.mean(report.innovation, cohort.weights(self.weighting))
-        return WindowState(
+        return AmplifiedFedAvgState(
             *amplified_models(model, state.anchor, self.amplification, ends_window=(t + 1) % self.window == 0)
         )
 

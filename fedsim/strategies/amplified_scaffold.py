@@ -15,13 +15,13 @@ from fedsim.core.federation import Cohort, Federation, Weighting
 from fedsim.core.per_seed import as_per_seed
 from fedsim.core.report import Report
 from fedsim.strategies.amplified_fedavg import amplified_models
-from fedsim.strategies.memory import ClientMemory, MemoryDtype, RemembersClients, store_values
+from fedsim.strategies.memory import MemoryDtype, RememberedUpdates, RemembersClients, update_memory_and_mean
 
 CORRECTION_INTERVALS = ("period", "round")
 
 
 @dataclass
-class AmplifiedScaffoldState(ClientMemory):
+class AmplifiedScaffoldState(RememberedUpdates):
     """Attributes:
 
     anchor: [R, d] z, the model after the last amplification.
@@ -77,7 +77,7 @@ class AmplifiedScaffold(RemembersClients[AmplifiedScaffoldState]):
         return AmplifiedScaffoldState(model, *self.empty(model, federation), model.clone(), *sums)
 
     def start(self, state: AmplifiedScaffoldState, cohort: Cohort) -> dict[str, Tensor]:
-        correction = cohort.broadcast(state.mean) - self.read_memory(state, cohort)
+        correction = cohort.broadcast(state.mean) - self.remembered_rows(state, cohort)
         return {"params": cohort.broadcast(state.model), "correction": correction}
 
     def aggregate(self, state: AmplifiedScaffoldState, report: Report, t: int) -> AmplifiedScaffoldState:
@@ -98,7 +98,7 @@ class AmplifiedScaffold(RemembersClients[AmplifiedScaffoldState]):
         rows = np.flatnonzero(state.rates.cpu().numpy())
         participants_cohort = Cohort(federation, rows, np.ones(len(rows)), np.ones(len(rows)), t)
         gradients = participants_cohort.gather(state.gradients)
-        mean_variate = store_values(
+        mean_variate = update_memory_and_mean(
             state.memory,
             state.mean,
             participants_cohort,

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from fedsim.core.federation import Cohort, Federation, Weighting
 from fedsim.core.report import Report
-from fedsim.strategies.memory import store_values
+from fedsim.strategies.memory import update_memory_and_mean
 from fedsim.strategies.strategy import ClientModels, KeepsClientModels
 
 
@@ -33,5 +33,5 @@ class AREA(KeepsClientModels[ClientModels]):
         return cohort.broadcast(state.model)
 
     def aggregate(self, state: ClientModels, report: Report, t: int) -> ClientModels:
-        model = store_values(state.models, state.model, report.cohort, report.end, self.weighting)
+        model = update_memory_and_mean(state.models, state.model, report.cohort, report.end, self.weighting)
         return ClientModels(model, state.models)

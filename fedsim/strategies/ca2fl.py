@@ -6,10 +6,10 @@ from fedsim.core.constraints import Count, PositivePerSeed
 from fedsim.core.effects import EffectiveIf
 from fedsim.core.federation import Weighting
 from fedsim.core.report import Report
-from fedsim.strategies.memory import ClientMemory, MemoryDtype, RemembersClients
+from fedsim.strategies.memory import MemoryDtype, RememberedUpdates, RemembersClients
 
 
-class CA2FL(RemembersClients[ClientMemory]):
+class CA2FL(RemembersClients[RememberedUpdates]):
     """v = mean_j h_j + mean_{i∈S}(G_i − h_i); x ← x − η_g v; then h_i = G_i for i∈S, the K updates in the buffer.
 
     It is FedVARP with a buffer instead of a round. Under `clock=events` the server steps after K arrivals;
@@ -37,8 +37,8 @@ class CA2FL(RemembersClients[ClientMemory]):
         super().__init__(server_lr, memory_dtype, weighting)
         self.buffer = self.arrivals = buffer
 
-    def aggregate(self, state: ClientMemory, report: Report, t: int) -> ClientMemory:
+    def aggregate(self, state: RememberedUpdates, report: Report, t: int) -> RememberedUpdates:
         cohort = report.cohort
-        calibrated = self.mean(cohort, report.innovation - self.read_memory(state, cohort))
+        calibrated = self.mean(cohort, report.innovation - self.remembered_rows(state, cohort))
         model = cohort.where_nonempty(state.model - self.server_lr * (state.mean + calibrated), state.model)
-        return ClientMemory(model, state.memory, self.remember(state, cohort, report.innovation))
+        return RememberedUpdates(model, state.memory, self.store_client_values(state, cohort, report.innovation))

@@ -14,7 +14,7 @@ from fedsim.core import ties
 from fedsim.core.constraints import Fraction, NonNegative, Positive, PositivePerSeed, Real
 from fedsim.core.federation import Cohort, Federation, Weighting
 from fedsim.core.report import Report
-from fedsim.strategies.strategy import ServerStep, State, full_data_gradients
+from fedsim.strategies.strategy import ServerRateStrategy, State, full_data_gradients
 
 
 @dataclass
@@ -34,7 +34,7 @@ class CAFedState(State):
     missed: Tensor
 
 
-class CAFed(ServerStep[CAFedState]):
+class CAFed(ServerRateStrategy[CAFedState]):
     """x ← x − η_g Σ_{i∈A} q_i G_i, q_i = w_i / π_i, or 0 for excluded clients.
 
     Clients are considered in decreasing order of |λ_i|, then in increasing order of π_i; a client is excluded if that
@@ -133,12 +133,12 @@ class CAFed(ServerStep[CAFedState]):
     ) -> np.ndarray:
         """[m] bool: who is kept of one replicate; a fall of J that rounding made too small counts."""
 
-        def error(included: np.ndarray) -> float:
+        def error_bound(included: np.ndarray) -> float:
             a = w * included / (w * included).sum()
             return float(a @ excess_losses + self.bias * (abs(w - a).sum() / 2) ** 2 * excess_losses.max())
 
         included_clients = np.ones(len(w), dtype=bool)
-        lowest_error = error(included_clients)
+        lowest_error = error_bound(included_clients)
         for client in exclusion_order:
             candidate_mask = included_clients.copy()
             candidate_mask[client] = False
@@ -146,7 +146,7 @@ class CAFed(ServerStep[CAFedState]):
             if (
                 included_clients[client]
                 and (w * candidate_mask).sum() > 0
-                and lowest_error - error(candidate_mask) >= self.tolerance - error_tolerance
+                and lowest_error - error_bound(candidate_mask) >= self.tolerance - error_tolerance
             ):
-                included_clients, lowest_error = candidate_mask, error(candidate_mask)
+                included_clients, lowest_error = candidate_mask, error_bound(candidate_mask)
         return included_clients

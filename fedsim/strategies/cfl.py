@@ -16,8 +16,8 @@ from fedsim.core.constraints import Count, CountOrZero, Fraction, NonNegative, O
 from fedsim.core.effects import EffectiveIf
 from fedsim.core.federation import Cohort, Federation, Weighting
 from fedsim.core.report import Report
-from fedsim.strategies.clusters import client_mean_of_clusters, largest_cluster_model, members_of
-from fedsim.strategies.strategy import ServerStep, State
+from fedsim.strategies.clusters import client_mean_cluster_model, cluster_sizes, largest_cluster_model
+from fedsim.strategies.strategy import ServerRateStrategy, State
 
 LINKAGE_RULES = ("single", "complete")
 
@@ -32,7 +32,7 @@ class CFLState(State):
     updates: Tensor
 
 
-class CFL(ServerStep[CFLState]):
+class CFL(ServerRateStrategy[CFLState]):
     """Clustered federated learning: x_c ← x_c − η_g mean_{i∈A∩c} G_i for each cluster c, at first one of all clients.
     Before that, c is split in two if ‖mean_{i∈c} G_i‖ < ε₁ and max_{i∈c} ‖G_i‖ > ε₂ (x_c is near a stationary point of
     the cluster's loss, and not near those of all its clients), so that max cos(G_i, G_j) over pairs from both halves is
@@ -88,7 +88,7 @@ class CFL(ServerStep[CFLState]):
 
     def initial(self, model: Tensor, federation: Federation) -> CFLState:
         clusters = model[:, None].repeat(1, self.max_clusters, 1)
-        choice = torch.full((federation.num_rows,), -1, dtype=torch.int64, device=model.device)
+        choice = torch.full((federation.num_memory_rows,), -1, dtype=torch.int64, device=model.device)
         return CFLState(model.clone(), clusters, choice, federation.zeros(model.shape[1]))
 
     def start(self, state: CFLState, cohort: Cohort) -> Tensor:
@@ -102,18 +102,18 @@ class CFL(ServerStep[CFLState]):
         state.choice[cohort.rows] = state.choice[cohort.rows].clamp(min=0)
         cluster_models, cluster_of_client = state.clusters, state.choice
         if t >= self.start_round and self.max_clusters > 1:
-            cluster_models, cluster_of_client = self.after_splits(state, cohort)
+            cluster_models, cluster_of_client = self.split_clusters(state, cohort)
         cluster_or_first = cluster_of_client.clamp(min=0)  # clients that never took part belong to the first cluster
         membership = one_hot(cluster_or_first, self.max_clusters).to(cluster_models.dtype)  # [R·m, k]
         weights = cohort.weights(self.weighting)
         steps = [cohort.mean(report.innovation, member * weights) for member in membership[cohort.rows].T]
         cluster_models = cluster_models - torch.stack([self.server_lr * step for step in steps], 1)
-        members = members_of(cluster_or_first, self.max_clusters, federation)
+        members = cluster_sizes(cluster_or_first, self.max_clusters, federation)
         return CFLState(
             largest_cluster_model(cluster_models, members), cluster_models, cluster_of_client, state.updates
         )
 
-    def after_splits(self, state: CFLState, cohort: Cohort) -> tuple[Tensor, Tensor]:
+    def split_clusters(self, state: CFLState, cohort: Cohort) -> tuple[Tensor, Tensor]:
         """Models [R, k, d] and clients' clusters [R·m] after the splits of a round."""
         federation, ones = cohort.federation, np.ones(cohort.shape)
         all_clients = federation.make_cohort(ones, ones)
@@ -127,7 +127,7 @@ class CFL(ServerStep[CFLState]):
             num_clusters = int(cluster_of_client.max()) + 1
             for c in range(num_clusters if nonempty and bool((cluster_of_client >= 0).all()) else 0):
                 members = (cluster_of_client == c).nonzero()[:, 0]
-                leaving = self.leaving(client_updates[members], weights[members])
+                leaving = self.split_off_mask(client_updates[members], weights[members])
                 if num_clusters < self.max_clusters and leaving.any():
                     cluster_of_client[members[leaving]] = num_clusters
                     cluster_models[r, num_clusters] = cluster_models[r, c]
@@ -135,7 +135,7 @@ class CFL(ServerStep[CFLState]):
             new_assignments.append(cluster_of_client)
         return cluster_models, torch.stack(new_assignments)[:, federation.ranks.client_slice].flatten()
 
-    def leaving(self, client_updates: Tensor, weights: Tensor) -> Tensor:
+    def split_off_mask(self, client_updates: Tensor, weights: Tensor) -> Tensor:
         """[k] bool: which of a cluster's clients, with updates [k, d], form a new one; none where it is not split."""
         from sklearn.cluster import AgglomerativeClustering
 
@@ -154,4 +154,4 @@ class CFL(ServerStep[CFLState]):
         return leaving if bool(((1 - nearest) / 2).clamp(min=0).sqrt() > self.gamma) else stays_mask
 
     def client_mean(self, state: CFLState, federation: Federation) -> Tensor:
-        return client_mean_of_clusters(state.model, state.clusters, state.choice, federation)
+        return client_mean_cluster_model(state.model, state.clusters, state.choice, federation)

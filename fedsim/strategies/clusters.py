@@ -17,7 +17,7 @@ def first_lowest(losses: Tensor) -> Tensor:
     return is_lowest.to(torch.uint8).argmax(1)
 
 
-def client_mean_of_clusters(model: Tensor, cluster_models: Tensor, choice: Tensor, federation: Federation) -> Tensor:
+def client_mean_cluster_model(model: Tensor, cluster_models: Tensor, choice: Tensor, federation: Federation) -> Tensor:
     """[R, d] the mean over all clients of the models [R, k, d] of their clusters [R·m], or of the global model [R, d]
     for those that have none (−1)."""
     has_chosen, k = (choice >= 0)[:, None], cluster_models.shape[1]
@@ -32,7 +32,7 @@ def largest_cluster_model(clusters: Tensor, members: Tensor) -> Tensor:
     return clusters[torch.arange(len(clusters), device=clusters.device), members.argmax(1)]
 
 
-def members_of(choice: Tensor, k: int, federation: Federation) -> Tensor:
+def cluster_sizes(choice: Tensor, k: int, federation: Federation) -> Tensor:
     """[R, k] how many clients each of the k clusters has, of the clusters of clients [R·m], −1 for none."""
     membership = one_hot(choice.clamp(min=0), k) * (choice >= 0)[:, None]
     ones = torch.ones(len(choice), dtype=federation.dtype, device=choice.device)

@@ -11,7 +11,7 @@ from fedsim.core.constraints import Positive, PositivePerSeed
 from fedsim.core.effects import EffectiveIf
 from fedsim.core.federation import Cohort, Federation, Weighting
 from fedsim.core.report import Report
-from fedsim.strategies.strategy import ServerStep, State
+from fedsim.strategies.strategy import ServerRateStrategy, State
 
 
 @dataclass
@@ -21,7 +21,7 @@ class DebiasingState(State):
     taken: Tensor
 
 
-class Debiasing(ServerStep[DebiasingState]):
+class Debiasing(ServerRateStrategy[DebiasingState]):
     """Local steps x_i ← x_i − η_l (w_i / π_i) ∇f_i, π_i the client's fraction of all participations so far, including
     this round; x ← x − (η_g / B) Σ_{i∈A} G_i, B the mean number of participating clients per round.
 

@@ -17,7 +17,7 @@ from fedsim.core.errors import ConfigError
 from fedsim.core.federation import Cohort, Federation
 from fedsim.core.report import Report
 from fedsim.strategies.strategy import ClientModels, KeepsClientModels
-from fedsim.strategies.topologies import TOPOLOGIES, Network
+from fedsim.strategies.topologies import TOPOLOGIES, CommunicationGraph
 
 MIXING_TIMES = ("start", "end")
 DEGREE_COUNTS = ("all", "there")
@@ -69,9 +69,9 @@ class DSGD(KeepsClientModels[ClientModels]):
         self.mixes_end = mix == "end"
         self.degrees, self.seed = degrees, seed
 
-    def network(self, federation: Federation) -> Network:
+    def network(self, federation: Federation) -> CommunicationGraph:
         """Of these clients."""
-        return Network(self.topology, federation.clients, self.probability, self.seed)
+        return CommunicationGraph(self.topology, federation.clients, self.probability, self.seed)
 
     def initial(self, model: Tensor, federation: Federation) -> ClientModels:
         if not self.network(federation).is_connected():

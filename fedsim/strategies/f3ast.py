@@ -11,7 +11,7 @@ from fedsim.core.constraints import Count, PositiveFraction, PositivePerSeed
 from fedsim.core.effects import EffectiveIf
 from fedsim.core.federation import Cohort, Federation, Weighting
 from fedsim.core.report import Report
-from fedsim.strategies.strategy import ServerStep, State
+from fedsim.strategies.strategy import ServerRateStrategy, State
 
 
 @dataclass
@@ -21,7 +21,7 @@ class F3ASTState(State):
     frequency: Tensor
 
 
-class F3AST(ServerStep[F3ASTState]):
+class F3AST(ServerRateStrategy[F3ASTState]):
     """x ← x − η_g Σ_{i∈A} (w_i / r̂_i) G_i, with r ← (1 − β) r + β·1{i∈A} and r̂ = r / (1 − (1 − β)^{t+1}).
 
     r starts at zero and r̂ is the unbiased running frequency, including this round; the comparison in the FedAWE paper
@@ -57,7 +57,7 @@ class F3AST(ServerStep[F3ASTState]):
         self.weighting = weighting
 
     def initial(self, model: Tensor, federation: Federation) -> F3ASTState:
-        return F3ASTState(model, torch.zeros(federation.num_rows, dtype=model.dtype, device=model.device))
+        return F3ASTState(model, torch.zeros(federation.num_memory_rows, dtype=model.dtype, device=model.device))
 
     def cohort(self, state: F3ASTState, active: Cohort) -> Cohort:
         if self.k is None:

@@ -40,9 +40,9 @@ class FedAMP(KeepsClientModels[ClientModels]):
     def start(self, state: ClientModels, cohort: Cohort) -> dict[str, Tensor]:  # type: ignore[override]
         models = cohort.gather(state.models)
         proximal = models.new_full((len(cohort),), self.lam / self.alpha)
-        return {"params": models, "anchor": self.mixtures(cohort, models), "proximal": proximal}
+        return {"params": models, "anchor": self.mixed_models(cohort, models), "proximal": proximal}
 
-    def mixtures(self, cohort: Cohort, models: Tensor) -> Tensor:
+    def mixed_models(self, cohort: Cohort, models: Tensor) -> Tensor:
         """[n, d] u_i of the clients' models [n, d]."""
         mixed_models = torch.empty_like(models)
         for cohort_models, (first_row, end_row) in zip(

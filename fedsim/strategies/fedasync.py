@@ -66,7 +66,7 @@ class FedAsync(Strategy[State]):
         alpha = self.alpha * self.discount(report.rounds_late) * (cohort.host_index.multiplicity > 0)
         if self.form == "difference":
             return replace(
-                state, model=state.model - cohort.sum(report.innovation, _broadcast_like(alpha, state.model))
+                state, model=state.model - cohort.sum(report.innovation, _to_tensor_like(alpha, state.model))
             )
         alphas, virtual_clients, bounds = cohort.all_gather_host(alpha)
         weights, model_weights = np.zeros_like(alphas), np.ones(len(state.model))
@@ -74,11 +74,11 @@ class FedAsync(Strategy[State]):
             later_products = np.append(np.cumprod(1.0 - alphas[a:b][::-1])[::-1], 1.0)  # Π_{j ≥ i} (1 − α_j)
             weights[a:b], model_weights[r] = alphas[a:b] * later_products[1:], later_products[0]
         local_weights = weights[np.searchsorted(virtual_clients, cohort.host_index.virtual_clients)]
-        retained_model = _broadcast_like(model_weights, state.model)[:, None] * state.model
+        retained_model = _to_tensor_like(model_weights, state.model)[:, None] * state.model
         return replace(
-            state, model=retained_model + cohort.sum(report.end, _broadcast_like(local_weights, state.model))
+            state, model=retained_model + cohort.sum(report.end, _to_tensor_like(local_weights, state.model))
         )
 
 
-def _broadcast_like(numbers: np.ndarray, rows: Tensor) -> Tensor:
+def _to_tensor_like(numbers: np.ndarray, rows: Tensor) -> Tensor:
     return torch.as_tensor(numbers, dtype=rows.dtype).to(rows.device)

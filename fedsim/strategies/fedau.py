@@ -12,10 +12,10 @@ from fedsim.core.constraints import Count, PositivePerSeed
 from fedsim.core.effects import EffectiveIf
 from fedsim.core.federation import Cohort, Federation, Weighting
 from fedsim.core.report import Report
-from fedsim.strategies.strategy import ServerStep, State
+from fedsim.strategies.strategy import ServerRateStrategy, State
 
 
-class Counters(Protocol):
+class IntervalCounters(Protocol):
     """What is known of every client's intervals, [R·m] each."""
 
     mean_interval: Tensor
@@ -25,11 +25,13 @@ class Counters(Protocol):
 
 def initial_counters(model: Tensor, federation: Federation) -> tuple[Tensor, Tensor, Tensor]:
     """The counters before round 0."""
-    zeros = torch.zeros(federation.num_rows, dtype=model.dtype, device=model.device)
+    zeros = torch.zeros(federation.num_memory_rows, dtype=model.dtype, device=model.device)
     return torch.ones_like(zeros), zeros, zeros.clone()
 
 
-def count_intervals(state: Counters, cohort: Cohort, cutoff: int | None) -> tuple[Tensor, Tensor, Tensor]:
+def updated_interval_counters(
+    state: IntervalCounters, cohort: Cohort, cutoff: int | None
+) -> tuple[Tensor, Tensor, Tensor]:
     """The counters after a round with this cohort: an interval closes when the client takes part, or when its absence
     reaches `cutoff` rounds."""
     current_interval = state.current + 1
@@ -55,7 +57,7 @@ class FedAUState(State):
     current: Tensor
 
 
-class FedAU(ServerStep[FedAUState]):
+class FedAU(ServerRateStrategy[FedAUState]):
     """x ← x − η_g Σ_{i∈A} w_i ω_i^t G_i, with ω_i^t the mean of the intervals completed *before* this round. An
     interval ends when the client participates, or when its absence reaches `cutoff` rounds. Empty rounds count too:
     intervals measure time, not updates. Memory: three numbers per client.
@@ -88,4 +90,4 @@ class FedAU(ServerStep[FedAUState]):
         if self.weighting == "data":
             weights = state.mean_interval[cohort.rows] * cohort.weights("data")
         step = cohort.sum(report.innovation, weights)
-        return FedAUState(state.model - self.server_lr * step, *count_intervals(state, cohort, self.cutoff))
+        return FedAUState(state.model - self.server_lr * step, *updated_interval_counters(state, cohort, self.cutoff))

@@ -8,10 +8,10 @@ from fedsim.availability import Availability
 from fedsim.core.constraints import PositivePerSeed
 from fedsim.core.federation import Weighting
 from fedsim.core.report import Report
-from fedsim.strategies.strategy import ServerStep, State
+from fedsim.strategies.strategy import ServerRateStrategy, State
 
 
-class FedAvg(ServerStep[State]):
+class FedAvg(ServerRateStrategy[State]):
     """FedAvg over active clients (McMahan et al. 2017; fedpbc Alg. 1): x ← x − η_g mean_{i∈A} G_i.
 
     With unequal p_i this is biased towards clients that are often available (fedpbc Prop. 1).

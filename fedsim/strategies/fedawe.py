@@ -15,7 +15,7 @@ from fedsim.core.effects import EffectiveIf
 from fedsim.core.federation import Federation, Weighting
 from fedsim.core.per_seed import as_per_seed
 from fedsim.core.report import Report
-from fedsim.strategies.strategy import ClientModels, KeepsClientModels, ServerStep
+from fedsim.strategies.strategy import ClientModels, KeepsClientModels, ServerRateStrategy
 
 
 @dataclass
@@ -25,7 +25,7 @@ class FedAWEState(ClientModels):
     last_seen: Tensor
 
 
-class FedAWE(KeepsClientModels[FedAWEState], ServerStep[FedAWEState]):
+class FedAWE(KeepsClientModels[FedAWEState], ServerRateStrategy[FedAWEState]):
     """Agile weight re-equalisation for intermittently available clients (Xiang et al., NeurIPS 2024, Alg. 1).
 
     The innovation of a client that last participated in round τ_i is echoed, x_i† = x_i − η_g (t − τ_i) G_i, and
@@ -66,7 +66,7 @@ class FedAWE(KeepsClientModels[FedAWEState], ServerStep[FedAWEState]):
         self.weighting = weighting
 
     def initial(self, model: Tensor, federation: Federation) -> FedAWEState:
-        minus_ones = torch.full((federation.num_rows,), -1, dtype=torch.int64, device=model.device)
+        minus_ones = torch.full((federation.num_memory_rows,), -1, dtype=torch.int64, device=model.device)
         return FedAWEState.broadcast(model, federation, last_seen=minus_ones)
 
     def aggregate(self, state: FedAWEState, report: Report, t: int) -> FedAWEState:

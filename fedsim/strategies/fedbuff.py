@@ -15,7 +15,7 @@ from fedsim.core.errors import ConfigError
 from fedsim.core.federation import Federation
 from fedsim.core.report import Report
 from fedsim.strategies.staleness import DISCOUNT_EFFECTIVE_IF, Discount, DiscountKind
-from fedsim.strategies.strategy import ServerStep, State
+from fedsim.strategies.strategy import ServerRateStrategy, State
 
 
 @dataclass
@@ -30,7 +30,7 @@ class FedBuffState(State):
     waiting: Tensor
 
 
-class FedBuff(ServerStep[FedBuffState]):
+class FedBuff(ServerRateStrategy[FedBuffState]):
     """x ← x − (η_g / K) Σ σ(d_i) G_i over K updates, as soon as K have arrived; σ(d) = (1 + d)^{−1/2}, d the number of
     rounds since the computation of update i started.
 

@@ -11,7 +11,7 @@ from fedsim.core.constraints import NonNegativePerSeed
 from fedsim.core.federation import Cohort, Federation, Weighting
 from fedsim.core.per_seed import as_per_seed
 from fedsim.core.report import Report
-from fedsim.strategies.memory import store_values
+from fedsim.strategies.memory import update_memory_and_mean
 from fedsim.strategies.strategy import State, Strategy
 
 
@@ -68,8 +68,8 @@ class FedDC(Strategy[FedDCState]):
     def aggregate(self, state: FedDCState, report: Report, t: int) -> FedDCState:
         cohort = report.cohort
         control = report.innovation / report.lr_sum[:, None] - report.carry["correction"]
-        mean_control = store_values(state.control, state.mean_control, cohort, control, self.weighting)
+        mean_control = update_memory_and_mean(state.control, state.mean_control, cohort, control, self.weighting)
         drift = cohort.gather(state.drift) - report.innovation
-        mean_drift = store_values(state.drift, state.mean_drift, cohort, drift, self.weighting)
+        mean_drift = update_memory_and_mean(state.drift, state.mean_drift, cohort, drift, self.weighting)
         model = cohort.where_nonempty(self.mean(cohort, report.end) + mean_drift, state.model)
         return FedDCState(model, state.drift, mean_drift, state.control, mean_control)

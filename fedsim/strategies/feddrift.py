@@ -15,8 +15,8 @@ from fedsim.core.constraints import Count, Positive, PositivePerSeed
 from fedsim.core.effects import EffectiveIf
 from fedsim.core.federation import Cohort, Federation, Weighting
 from fedsim.core.report import Report
-from fedsim.strategies.clusters import client_mean_of_clusters, first_lowest, largest_cluster_model, members_of
-from fedsim.strategies.strategy import ServerStep, State, full_data_gradients
+from fedsim.strategies.clusters import client_mean_cluster_model, cluster_sizes, first_lowest, largest_cluster_model
+from fedsim.strategies.strategy import ServerRateStrategy, State, full_data_gradients
 
 EMPTY = -1  # isolation of a place that holds no cluster
 
@@ -33,7 +33,7 @@ class FedDriftState(State):
     isolation: Tensor
 
 
-class FedDrift(ServerStep[FedDriftState]):
+class FedDrift(ServerRateStrategy[FedDriftState]):
     """Client i trains the x_j with the smallest loss on all its data, F_i(x_j), of the clusters that are not isolated.
     If that loss exceeds its loss in its last round by more than δ, the client has drifted and founds a new cluster,
     which starts from this x_j and is trained by its founder alone for `isolation` rounds. Then x_j ← x_j − η_g
@@ -82,7 +82,7 @@ class FedDrift(ServerStep[FedDriftState]):
 
     def initial(self, model: Tensor, federation: Federation) -> FedDriftState:
         clusters = model[:, None].repeat(1, self.max_clusters, 1)
-        choice = torch.full((federation.num_rows,), -1, dtype=torch.int64, device=model.device)
+        choice = torch.full((federation.num_memory_rows,), -1, dtype=torch.int64, device=model.device)
         isolation = torch.full(clusters.shape[:2], EMPTY, dtype=torch.int64, device=model.device)
         isolation[:, 0] = 0
         return FedDriftState(model.clone(), clusters, choice, federation.zeros(), isolation)
@@ -109,7 +109,7 @@ class FedDrift(ServerStep[FedDriftState]):
         loss = losses.gather(1, chosen[:, None])[:, 0]
         has_drifted = (state.choice[cohort.rows] >= 0) & ~is_isolated & (loss > state.loss[cohort.rows] + self.delta)
         state.choice[cohort.rows], state.loss[cohort.rows] = chosen, loss
-        place = self.founded(state, has_drifted, cohort)
+        place = self.founded_clusters(state, has_drifted, cohort)
         founds = place >= 0
         state.choice[cohort.rows] = torch.where(founds, place, chosen)
 
@@ -124,18 +124,20 @@ class FedDrift(ServerStep[FedDriftState]):
         clusters = state.clusters.gather(1, origin[:, :, None].expand_as(state.clusters)) - torch.stack(steps, 1)
 
         compared = one_hot(chosen, k) * ~(is_isolated | founds)[:, None]
-        target = self.merged_into(losses, compared, weights, cohort)
-        share = one_hot(target, k) * members_of(state.choice, k, federation)[:, :, None]  # [R, k, k] of j in its target
+        target = self.merge_targets(losses, compared, weights, cohort)
+        share = (
+            one_hot(target, k) * cluster_sizes(state.choice, k, federation)[:, :, None]
+        )  # [R, k, k] of j in its target
         shares = share.to(clusters.dtype) / share.sum(1, keepdim=True).clamp(min=1)
         is_merged = (one_hot(target, k).sum(1) > 1)[:, :, None]
         clusters = torch.where(is_merged, shares.mT @ clusters, clusters)
         isolation = torch.where(target == torch.arange(k, device=target.device), isolation, EMPTY)
         by_replicate = state.choice.unflatten(0, (federation.num_replicates, -1))
         choice = torch.where(by_replicate >= 0, target.gather(1, by_replicate.clamp(min=0)), by_replicate).flatten()
-        model = largest_cluster_model(clusters, members_of(choice, k, federation))
+        model = largest_cluster_model(clusters, cluster_sizes(choice, k, federation))
         return FedDriftState(model, clusters, choice, state.loss, isolation)
 
-    def founded(self, state: FedDriftState, has_drifted: Tensor, cohort: Cohort) -> Tensor:
+    def founded_clusters(self, state: FedDriftState, has_drifted: Tensor, cohort: Cohort) -> Tensor:
         """[n] the place of the cluster that each client founds, in the order of clients; −1 where it founds none."""
         federation, k = cohort.federation, self.max_clusters
         drifted_memory = torch.zeros_like(state.choice)
@@ -143,13 +145,13 @@ class FedDrift(ServerStep[FedDriftState]):
         by_client = federation.all_gather_clients(drifted_memory.cpu().numpy()).reshape(federation.num_replicates, -1)
         drifted_up_to = by_client.cumsum(1)[:, federation.local_clients].astype(np.int64).reshape(-1)
         number = torch.as_tensor(drifted_up_to, device=cohort.rows.device)[cohort.rows] - 1
-        is_free = members_of(state.choice, k, federation) == 0
+        is_free = cluster_sizes(state.choice, k, federation) == 0
         places = torch.where(is_free, state.isolation, 1).argsort(dim=1, stable=True)[cohort.replicate_index]
         has_place = has_drifted & (number < is_free.sum(1)[cohort.replicate_index])
         place = places.gather(1, number.clamp(0, k - 1)[:, None])[:, 0]
         return torch.where(has_place, place, -1)
 
-    def merged_into(self, losses: Tensor, compared: Tensor, weights: Tensor, cohort: Cohort) -> Tensor:
+    def merge_targets(self, losses: Tensor, compared: Tensor, weights: Tensor, cohort: Cohort) -> Tensor:
         """[R, k] int64 the cluster into which each is merged, the first of its group; itself where it is not."""
         total = cohort.sum(losses[:, :, None] * compared[:, None], weights)  # [R, k, k] of x_j on cluster l
         clients_weight = cohort.sum(compared.to(losses.dtype), weights)
@@ -162,7 +164,7 @@ class FedDrift(ServerStep[FedDriftState]):
         return torch.as_tensor(target, device=losses.device)
 
     def client_mean(self, state: FedDriftState, federation: Federation) -> Tensor:
-        return client_mean_of_clusters(state.model, state.clusters, state.choice, federation)
+        return client_mean_cluster_model(state.model, state.clusters, state.choice, federation)
 
 
 def complete_linkage(distance: np.ndarray, threshold: float) -> np.ndarray:

@@ -12,10 +12,10 @@ from fedsim.core.constraints import PositivePerSeed
 from fedsim.core.federation import Cohort, Weighting
 from fedsim.core.per_seed import as_per_seed
 from fedsim.core.report import Report
-from fedsim.strategies.memory import ClientMemory, MemoryDtype, RemembersClients, store_values
+from fedsim.strategies.memory import MemoryDtype, RememberedUpdates, RemembersClients, update_memory_and_mean
 
 
-class FedDyn(RemembersClients[ClientMemory]):
+class FedDyn(RemembersClients[RememberedUpdates]):
     """Local steps descend f_i(θ) + α_i ⟨b_i, θ⟩ + α_i/2 ‖θ − x^t‖²; then b_i ← b_i + θ_i − x^t for i∈A, and
     x^{t+1} = mean_{i∈A} θ_i + (1/m) Σ_i b_i.
 
@@ -37,16 +37,16 @@ class FedDyn(RemembersClients[ClientMemory]):
         super().__init__(1.0, memory_dtype, weighting)
         self.alpha = as_per_seed(alpha)
 
-    def start(self, state: ClientMemory, cohort: Cohort) -> dict[str, Tensor]:
-        model, displacement = cohort.broadcast(state.model), self.read_memory(state, cohort)
+    def start(self, state: RememberedUpdates, cohort: Cohort) -> dict[str, Tensor]:
+        model, displacement = cohort.broadcast(state.model), self.remembered_rows(state, cohort)
         alpha = cohort.expand_per_seed(self.alpha) / (
             cohort.weights(self.weighting) * cohort.federation.clients
         )  # α_i, [n]
         return {"params": model, "anchor": model, "proximal": alpha, "correction": alpha[:, None] * displacement}
 
-    def aggregate(self, state: ClientMemory, report: Report, t: int) -> ClientMemory:
+    def aggregate(self, state: RememberedUpdates, report: Report, t: int) -> RememberedUpdates:
         cohort = report.cohort
-        displacement = self.read_memory(state, cohort) - report.innovation
-        mean = store_values(state.memory, state.mean, cohort, displacement)  # the plain mean: α_i weighs
+        displacement = self.remembered_rows(state, cohort) - report.innovation
+        mean = update_memory_and_mean(state.memory, state.mean, cohort, displacement)  # the plain mean: α_i weighs
         model = cohort.mean(report.end) + mean
         return replace(state, model=cohort.where_nonempty(model, state.model), mean=mean)

@@ -16,7 +16,7 @@ from fedsim.strategies.strategy import State, Strategy
 
 
 @dataclass
-class Iterates(State):
+class IterateState(State):
     """Of strategies that report an average of their iterates as the model; training goes on from the last one.
 
     Attributes:
@@ -26,7 +26,7 @@ class Iterates(State):
     iterate: Tensor
 
 
-class FedExP(Strategy[Iterates]):
+class FedExP(Strategy[IterateState]):
     """x ← x − η_g Ḡ with Ḡ = mean_{i∈A} G_i and η_g = max(1, mean_{i∈A} ‖G_i‖² / (2 (‖Ḡ‖² + ε))), weighted by w_i.
 
     The global model is the mean of the last two iterates, while training continues from the last one; with `average`
@@ -44,17 +44,17 @@ class FedExP(Strategy[Iterates]):
         self.average = average
         self.weighting = weighting
 
-    def initial(self, model: Tensor, federation: Federation) -> Iterates:
-        return Iterates(model, model.clone())
+    def initial(self, model: Tensor, federation: Federation) -> IterateState:
+        return IterateState(model, model.clone())
 
-    def start(self, state: Iterates, cohort: Cohort) -> Tensor:
+    def start(self, state: IterateState, cohort: Cohort) -> Tensor:
         return cohort.broadcast(state.iterate)
 
-    def aggregate(self, state: Iterates, report: Report, t: int) -> Iterates:
+    def aggregate(self, state: IterateState, report: Report, t: int) -> IterateState:
         cohort, weights = report.cohort, report.cohort.weights(self.weighting)
         mean = cohort.mean(report.innovation, weights)
         spread = cohort.mean(report.innovation.square().sum(1), weights)  # mean of ‖G_i‖²
         rate = (spread / (2 * (mean.square().sum(1) + self.eps))).nan_to_num(nan=1.0, posinf=1.0).clamp(min=1.0)
         iterate = state.iterate - rate[:, None] * mean
         model = (iterate + state.iterate) / 2 if self.average else iterate.clone()
-        return Iterates(cohort.where_nonempty(model, state.model), iterate)
+        return IterateState(cohort.where_nonempty(model, state.model), iterate)

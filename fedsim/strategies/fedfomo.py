@@ -75,10 +75,10 @@ class FedFomo(KeepsClientModels[FedFomoState]):
             cohort.split_by_replicate(cohort.client_index),
         )
         affinity_rows, initial_loss = cohort.gather(state.affinity), losses_of(cohort, start_rows)
-        chosen_senders = self.chosen_clients(cohort, affinity_rows, senders, t)  # [n, M'], −1 for none
+        chosen_senders = self.select_model_senders(cohort, affinity_rows, senders, t)  # [n, M'], −1 for none
         weighted_moves, total_weight = torch.zeros_like(start_rows), torch.zeros_like(initial_loss)
         for j in [None, *range(chosen_senders.shape[1])]:
-            model = report.end if j is None else _models_of(cohort, sent, senders, chosen_senders[:, j], start_rows)
+            model = report.end if j is None else _chosen_models(cohort, sent, senders, chosen_senders[:, j], start_rows)
             distance = (model - start_rows).norm(dim=1).clamp(min=torch.finfo(start_rows.dtype).tiny)
             weight = ((initial_loss - losses_of(cohort, model)) / distance).nan_to_num(0.0, 0.0, 0.0)
             if j is not None:
@@ -90,7 +90,7 @@ class FedFomo(KeepsClientModels[FedFomoState]):
         cohort.scatter(state.affinity, affinity_rows)
         return FedFomoState(cohort.federation.mean_over_clients(state.models), state.models, state.affinity)
 
-    def chosen_clients(
+    def select_model_senders(
         self, cohort: Cohort, affinity_rows: Tensor, senders_by_replicate: list[Tensor], t: int
     ) -> Tensor:
         """[n, M'] the clients whose models each client of the cohort receives, −1 where there are no more."""
@@ -115,7 +115,7 @@ class FedFomo(KeepsClientModels[FedFomoState]):
         return torch.where(available_mask.gather(1, ranked), ranked, -1)[:, :num_received]
 
 
-def _models_of(cohort: Cohort, sent: list[Tensor], senders: list[Tensor], chosen: Tensor, start: Tensor) -> Tensor:
+def _chosen_models(cohort: Cohort, sent: list[Tensor], senders: list[Tensor], chosen: Tensor, start: Tensor) -> Tensor:
     """[n, d] the model that the chosen client [n] of each row's replicate sent; for −1 the row's own start."""
     models = start.clone()
     for rows, present, (first, last) in zip(sent, senders, itertools.pairwise(cohort.replicate_bounds), strict=True):

@@ -12,14 +12,14 @@ from fedsim.core.constraints import CountOrZero, OneOf, PositiveFraction, Positi
 from fedsim.core.effects import EffectiveIf, StopsTraining
 from fedsim.core.federation import Cohort, Federation, Weighting
 from fedsim.core.report import Report
-from fedsim.strategies.memory import ClientMemory, MemoryDtype, RemembersClients, store_values
+from fedsim.strategies.memory import MemoryDtype, RememberedUpdates, RemembersClients, update_memory_and_mean
 from fedsim.strategies.selection import draw_rows
 
 SELECTION_ORDERS = ("longest", "random", "all")
 
 
 @dataclass
-class FedLaAvgState(ClientMemory):
+class FedLaAvgState(RememberedUpdates):
     """Adds last_seen [R·m] int64: the last round in which the client took part; −1 before its first."""
 
     last_seen: Tensor
@@ -68,7 +68,7 @@ class FedLaAvg(RemembersClients[FedLaAvgState]):
         self.collect = collect
 
     def initial(self, model: Tensor, federation: Federation) -> FedLaAvgState:
-        minus_ones = torch.full((federation.num_rows,), -1, dtype=torch.int64, device=model.device)
+        minus_ones = torch.full((federation.num_memory_rows,), -1, dtype=torch.int64, device=model.device)
         return FedLaAvgState(model, *self.empty(model, federation), minus_ones)
 
     def cohort(self, state: FedLaAvgState, active: Cohort) -> Cohort:
@@ -85,7 +85,7 @@ class FedLaAvg(RemembersClients[FedLaAvgState]):
 
     def aggregate(self, state: FedLaAvgState, report: Report, t: int) -> FedLaAvgState:
         cohort, rate = report.cohort, report.lr[:, None]
-        mean = store_values(state.memory, state.mean, cohort, report.innovation / cohort.broadcast(rate))
+        mean = update_memory_and_mean(state.memory, state.mean, cohort, report.innovation / cohort.broadcast(rate))
         state.last_seen[cohort.rows] = t
         model = state.model if t < self.collect else state.model - self.server_lr * rate * mean
         return replace(state, model=model, mean=mean)

@@ -66,14 +66,14 @@ class FedNova(FedAvg):
         cohort, gradient_weight = report.cohort, report.gradient_weight
         assert gradient_weight is not None  # see `check_local`
         if self.mu:
-            gradient_weight = self.proximal_weight(gradient_weight, cohort.broadcast(report.lr))
+            gradient_weight = self.proximal_gradient_weight(gradient_weight, cohort.broadcast(report.lr))
         weights = cohort.weights(self.weighting)
         step = cohort.mean(gradient_weight, weights)[:, None] * cohort.mean(
             report.innovation / gradient_weight[:, None], weights
         )
         return replace(state, model=state.model - self.server_lr * step)
 
-    def proximal_weight(self, gradient_weight: Tensor, lr: Tensor) -> Tensor:
+    def proximal_gradient_weight(self, gradient_weight: Tensor, lr: Tensor) -> Tensor:
         """[n] η_l a_i of rows whose steps at the rates `lr` [n] sum up to `gradient_weight` [n]: the k-th last gradient
         arrives (1 − η_l μ)^k times."""
         steps, proximal_rate = (gradient_weight / lr).round(), self.mu * lr

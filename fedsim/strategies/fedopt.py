@@ -14,7 +14,7 @@ from fedsim.core.errors import ConfigError
 from fedsim.core.federation import Cohort, Federation, Weighting
 from fedsim.core.per_seed import as_per_seed, largest_value
 from fedsim.core.report import Report
-from fedsim.strategies.strategy import S, ServerStep, State
+from fedsim.strategies.strategy import S, ServerRateStrategy, State
 
 OPTIMIZERS = ("adam", "yogi", "adagrad")
 MAX_TAU = 1e18  # τ² must be representable in single precision
@@ -28,7 +28,7 @@ class FedOptState(State):
     second: Tensor
 
 
-class AdaptiveServerStep(ServerStep[S]):
+class AdaptiveServerStep(ServerRateStrategy[S]):
     """A strategy whose server divides a mean of updates by the root of a mean of their squares.
 
     Args:

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedsim.core.column_names import ColumnNames
+from fedsim.core.column_names import ColumnsByName
 from fedsim.core.errors import ConfigError
 from fedsim.core.federation import Cohort, Federation, Weighting
 from fedsim.core.report import Report
@@ -45,7 +45,7 @@ class FedPAC(KeepsClientModels[ClientModels]):
                 "strategy=fedpac combines last layers by statistics of features that clients compute; use local=fedpac"
             )
 
-    def check_columns(self, columns: ColumnNames) -> None:
+    def check_columns(self, columns: ColumnsByName) -> None:
         if any(entry.columns is None for entry in columns.values()):
             raise ConfigError(
                 "strategy=fedpac combines last layers on the server, which must receive them; use columns=all"
@@ -61,11 +61,11 @@ class FedPAC(KeepsClientModels[ClientModels]):
         client_models = state.models.unflatten(0, (len(model), -1))
         client_models[..., : head.start] = model[:, None, : head.start].to(client_models.device)
         combined = model[cohort.replicate_index]
-        combined[:, head] = self.combined_heads(cohort, report, end_rows[:, head])
+        combined[:, head] = self.combine_client_heads(cohort, report, end_rows[:, head])
         cohort.scatter(state.models, combined)
         return ClientModels(model, state.models)
 
-    def combined_heads(self, cohort: Cohort, report: Report, heads: Tensor) -> Tensor:
+    def combine_client_heads(self, cohort: Cohort, report: Report, heads: Tensor) -> Tensor:
         """[n, d_h] each client's combination of the last layers [n, d_h]."""
         counts = report.client_memory(CLASS_COUNTS).sum(1).clamp(min=1)
         means = report.client_memory(CLASS_SUMS).flatten(1) / counts[:, None]
@@ -80,13 +80,15 @@ class FedPAC(KeepsClientModels[ClientModels]):
             of_all, itertools.pairwise(cohort.replicate_bounds), strict=True
         ):
             if first < last:
-                weights = head_weights(all_means.double().cpu().numpy(), all_variances.double().cpu().numpy())
+                weights = head_combination_weights(
+                    all_means.double().cpu().numpy(), all_variances.double().cpu().numpy()
+                )
                 own_rows = torch.searchsorted(present, cohort.client_index[first:last])
                 combined_rows[first:last] = torch.as_tensor(weights).to(all_heads)[own_rows] @ all_heads
         return combined_rows
 
 
-def head_columns(columns: ColumnNames) -> slice:
+def head_columns(columns: ColumnsByName) -> slice:
     """Those of the parameters of the model's last layer, which are the last ones of a row."""
     last = [name for name, entry in columns.items() if entry.columns][-1].rpartition(".")[0]
     first = next(entry.columns for name, entry in columns.items() if name.rpartition(".")[0] == last)
@@ -94,7 +96,7 @@ def head_columns(columns: ColumnNames) -> slice:
     return slice(first.start, None)
 
 
-def head_weights(class_means: np.ndarray, class_variances: np.ndarray) -> np.ndarray:
+def head_combination_weights(class_means: np.ndarray, class_variances: np.ndarray) -> np.ndarray:
     """[k, k] α_ij from h [k, C·k] and V [k], each row on the simplex.
 
     min αᵀPα on the simplex, P = diag(V) + (h_i − h_j)ᵀ(h_i − h_l), has the solution β / Σβ, where β ≥ 0 minimises βᵀPβ

@@ -13,14 +13,14 @@ from fedsim.core.effects import EffectiveIf
 from fedsim.core.federation import Federation, Weighting
 from fedsim.core.per_seed import as_per_seed
 from fedsim.core.report import Report
-from fedsim.strategies.fedau import count_intervals, initial_counters
-from fedsim.strategies.memory import ClientMemory, MemoryDtype, RemembersClients
+from fedsim.strategies.fedau import initial_counters, updated_interval_counters
+from fedsim.strategies.memory import MemoryDtype, RememberedUpdates, RemembersClients
 
 PROBABILITY_SOURCES = ("estimated", "known")
 
 
 @dataclass
-class FedStaleState(ClientMemory):
+class FedStaleState(RememberedUpdates):
     """Adds FedAU's counters, [R·m] each."""
 
     mean_interval: Tensor
@@ -80,10 +80,10 @@ class FedStale(RemembersClients[FedStaleState]):
     def aggregate(self, state: FedStaleState, report: Report, t: int) -> FedStaleState:
         cohort = report.cohort
         inverse_probability = 1 / cohort.probability if self.uses_known else state.mean_interval[cohort.rows]  # 1 / p_i
-        innovation_error = report.innovation - cohort.expand_per_seed(self.beta) * self.read_memory(state, cohort)
+        innovation_error = report.innovation - cohort.expand_per_seed(self.beta) * self.remembered_rows(state, cohort)
         step = (
             cohort.sum(innovation_error, cohort.weights(self.weighting) * inverse_probability) + self.beta * state.mean
         )
         model = cohort.where_nonempty(state.model - self.server_lr * step, state.model)
-        mean = self.remember(state, cohort, report.innovation)
-        return FedStaleState(model, state.memory, mean, *count_intervals(state, cohort, self.cutoff))
+        mean = self.store_client_values(state, cohort, report.innovation)
+        return FedStaleState(model, state.memory, mean, *updated_interval_counters(state, cohort, self.cutoff))

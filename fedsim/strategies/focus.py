@@ -14,12 +14,12 @@ from fedsim.core.constraints import OneOf, PositivePerSeed
 from fedsim.core.effects import EffectiveIf
 from fedsim.core.federation import Cohort, Weighting
 from fedsim.core.report import Report
-from fedsim.strategies.memory import ClientMemory, MemoryDtype, RemembersClients
+from fedsim.strategies.memory import MemoryDtype, RememberedUpdates, RemembersClients
 
 EMPTY_ROUND_POLICIES = ("step", "skip")
 
 
-class Focus(RemembersClients[ClientMemory]):
+class Focus(RemembersClients[RememberedUpdates]):
     """Local steps follow g − h_i from x^t; then h_i ← the last g, for i∈A, and x ← x − η_g η_l Σ_i h_i, over all
     clients (Ying, Li and Yang, NeurIPS 2025: push-pull for federations).
 
@@ -61,13 +61,13 @@ class Focus(RemembersClients[ClientMemory]):
         self.empty_rounds = empty
         self.steps_if_empty = self.empty_rounds == "step"
 
-    def start(self, state: ClientMemory, cohort: Cohort) -> dict[str, Tensor]:
-        last_gradient, model = self.read_memory(state, cohort), cohort.broadcast(state.model)
+    def start(self, state: RememberedUpdates, cohort: Cohort) -> dict[str, Tensor]:
+        last_gradient, model = self.remembered_rows(state, cohort), cohort.broadcast(state.model)
         return {"params": model, "correction": -last_gradient, "gradient": torch.zeros_like(last_gradient)}
 
-    def aggregate(self, state: ClientMemory, report: Report, t: int) -> ClientMemory:
+    def aggregate(self, state: RememberedUpdates, report: Report, t: int) -> RememberedUpdates:
         cohort = report.cohort
-        mean = self.remember(state, cohort, report.carry["gradient"])
+        mean = self.store_client_values(state, cohort, report.carry["gradient"])
         model = state.model - self.server_lr * report.lr[:, None] * cohort.federation.clients * mean
         if not self.steps_if_empty:
             model = cohort.where_nonempty(model, state.model)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedsim.core import rng
-from fedsim.core.column_names import ColumnNames
+from fedsim.core.column_names import ColumnsByName
 from fedsim.core.constraints import Count, OneOf
 from fedsim.core.effects import EffectiveIf
 from fedsim.core.errors import ConfigError
@@ -58,7 +58,7 @@ class HetLoRA(Strategy[HetLoRAState]):
             raise ConfigError("{ranks}=[] must name at least one rank, such as [2, 4]", mentions=("ranks",))
         self.ranks, self.assign, self.norm_weights, self.weighting = sorted(ranks), assign, norm_weights, weighting
 
-    def check_columns(self, columns: ColumnNames) -> None:
+    def check_columns(self, columns: ColumnsByName) -> None:
         rank = max(adapter.a.shape[0] for adapter in adapters_of(columns, "hetlora", residuals=False))
         if rank != self.ranks[-1]:
             raise ConfigError(
@@ -72,9 +72,9 @@ class HetLoRA(Strategy[HetLoRAState]):
         return HetLoRAState(model, own_clients.flatten())
 
     def start(self, state: HetLoRAState, cohort: Cohort) -> Tensor:
-        return cohort.broadcast(state.model) * self.masks(state, cohort)
+        return cohort.broadcast(state.model) * self.held_column_masks(state, cohort)
 
-    def masks(self, state: HetLoRAState, cohort: Cohort) -> Tensor:
+    def held_column_masks(self, state: HetLoRAState, cohort: Cohort) -> Tensor:
         """[n, d] 1 in the columns that a client of the cohort has, else 0."""
         columns, masks = cohort.federation.columns, state.model.new_ones(len(self.ranks), state.model.shape[1])
         for adapter in adapters_of(columns, "hetlora", residuals=False) if columns else []:
@@ -84,7 +84,7 @@ class HetLoRA(Strategy[HetLoRAState]):
         return masks[state.level[cohort.rows]]
 
     def aggregate(self, state: HetLoRAState, report: Report, t: int) -> HetLoRAState:
-        cohort, column_masks = report.cohort, self.masks(state, report.cohort)
+        cohort, column_masks = report.cohort, self.held_column_masks(state, report.cohort)
         weights = cohort.weights(self.weighting)
         if self.norm_weights:
             squared_norm = torch.zeros_like(weights)

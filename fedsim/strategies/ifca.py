@@ -17,8 +17,8 @@ from fedsim.core.effects import EffectiveIf
 from fedsim.core.errors import ConfigError
 from fedsim.core.federation import Cohort, Federation, Weighting
 from fedsim.core.report import Report
-from fedsim.strategies.clusters import client_mean_of_clusters, first_lowest, largest_cluster_model
-from fedsim.strategies.strategy import ServerStep, State, full_data_gradients
+from fedsim.strategies.clusters import client_mean_cluster_model, first_lowest, largest_cluster_model
+from fedsim.strategies.strategy import ServerRateStrategy, State, full_data_gradients
 
 AVERAGED_QUANTITIES = ("models", "gradients")
 
@@ -33,7 +33,7 @@ class IFCAState(State):
     members: Tensor
 
 
-class IFCA(ServerStep[IFCAState]):
+class IFCA(ServerRateStrategy[IFCAState]):
     """The iterative federated clustering algorithm: client i receives x_1, …, x_k, trains the one with the smallest
     loss on all its data, j(i) = argmin_j F_i(x_j) (the first in case of ties), and x_j ← x_j − η_g mean_{i∈A, j(i)=j}
     G_i.
@@ -94,7 +94,7 @@ class IFCA(ServerStep[IFCAState]):
             seeds, cluster_index = federation.seed_of_replicate[:, None], torch.arange(self.k, device=device)
             keys = rng.row_keys(seeds, rng.Purpose.CLUSTER, cluster_index)
             clusters = clusters + self.spread * rng.normal(keys[..., None], torch.arange(d, device=device), model.dtype)
-        minus_ones = torch.full((federation.num_rows,), -1, dtype=torch.int64, device=device)
+        minus_ones = torch.full((federation.num_memory_rows,), -1, dtype=torch.int64, device=device)
         members = torch.zeros(replicates, self.k, dtype=torch.int64, device=device)
         return IFCAState(clusters[:, 0].clone(), clusters, minus_ones, members)
 
@@ -133,4 +133,4 @@ class IFCA(ServerStep[IFCAState]):
         return state.clusters[:, j] - self.server_lr * step
 
     def client_mean(self, state: IFCAState, federation: Federation) -> Tensor:
-        return client_mean_of_clusters(state.model, state.clusters, state.choice, federation)
+        return client_mean_cluster_model(state.model, state.clusters, state.choice, federation)

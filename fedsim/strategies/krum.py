@@ -34,7 +34,7 @@ class Krum(Robust):
     def __init__(self, server_lr: PositivePerSeed = 1.0, bad: NonNegative = 0.1, bucket: Count = 1) -> None:
         super().__init__(server_lr, bad, bucket)
 
-    def min_rows(self, num_byzantine: int) -> int:
+    def min_aggregated_rows(self, num_byzantine: int) -> int:
         return 2 * num_byzantine + 3
 
     def combine(self, rows: Tensor, num_byzantine: int, memory: NamedTensors) -> Tensor:
@@ -81,7 +81,7 @@ class Bulyan(Krum):
         server_lr, bad, bucket: as `Robust`.
     """
 
-    def min_rows(self, num_byzantine: int) -> int:
+    def min_aggregated_rows(self, num_byzantine: int) -> int:
         return 4 * num_byzantine + 3
 
     def combine(self, rows: Tensor, num_byzantine: int, memory: NamedTensors) -> Tensor:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from fedsim.core import rng
-from fedsim.core.column_names import ColumnNames, ParameterColumns
+from fedsim.core.column_names import ColumnsByName, TensorColumns
 from fedsim.core.errors import ConfigError
 from fedsim.core.federation import Federation, Weighting
 from fedsim.core.report import Report
@@ -24,15 +24,15 @@ from fedsim.local import LocalRule
 from fedsim.strategies.strategy import State, Strategy
 
 
-class Adapter(NamedTuple):
+class AdapterColumns(NamedTuple):
     """The columns of an adapter: A [r, in], B [out, r], and the residual R [out, in] of its layer, where it has one."""
 
-    a: ParameterColumns
-    b: ParameterColumns
-    residual: ParameterColumns | None
+    a: TensorColumns
+    b: TensorColumns
+    residual: TensorColumns | None
 
 
-def adapters_of(column_names: ColumnNames, strategy: str, residuals: bool) -> list[Adapter]:
+def adapters_of(column_names: ColumnsByName, strategy: str, residuals: bool) -> list[AdapterColumns]:
     """The adapters of a model, layer by layer.
 
     Args:
@@ -47,10 +47,11 @@ def adapters_of(column_names: ColumnNames, strategy: str, residuals: bool) -> li
     prefixes = [name.rpartition("lora_A")[0] for name in column_names if "lora_A" in name]
     for prefix in prefixes:
         a, b, residual = (
-            _first_columns(column_names, f"{prefix}lora_{tensor_suffix}") for tensor_suffix in ("A", "B", "residual")
+            _columns_by_prefix(column_names, f"{prefix}lora_{tensor_suffix}")
+            for tensor_suffix in ("A", "B", "residual")
         )
         if a is not None and b is not None and (residual is not None or not residuals):
-            adapter_list.append(Adapter(a, b, residual))
+            adapter_list.append(AdapterColumns(a, b, residual))
     if not prefixes or len(adapter_list) < len(prefixes):
         remedy = "model=lora_mlp model.residual=true" if residuals else "model=lora_mlp"
         raise ConfigError(
@@ -61,7 +62,7 @@ def adapters_of(column_names: ColumnNames, strategy: str, residuals: bool) -> li
     return adapter_list
 
 
-def _first_columns(columns: ColumnNames, start: str) -> ParameterColumns | None:
+def _columns_by_prefix(columns: ColumnsByName, start: str) -> TensorColumns | None:
     """Those of the tensor with this name, or with a name that goes on after it, if rows have them."""
     names = [name for name in columns if name == start or name.startswith(f"{start}.")]
     return columns[names[0]] if names and columns[names[0]].columns is not None else None
@@ -92,7 +93,7 @@ class ProductsLoRA(Strategy[State]):
                 "them; use local.weight_decay=0"
             )
 
-    def check_columns(self, columns: ColumnNames) -> None:
+    def check_columns(self, columns: ColumnsByName) -> None:
         adapters_of(columns, self.label, self.residuals)
 
     def aggregate(self, state: State, report: Report, t: int) -> State:
@@ -101,12 +102,12 @@ class ProductsLoRA(Strategy[State]):
         end_models, model = report.start - report.innovation, state.model - step
         for adapter in adapters_of(report.columns, self.label, self.residuals):
             product = self.mean(cohort, adapter.b.select(end_models) @ adapter.a.select(end_models))  # [R, out, in]
-            model = self.with_new_adapter(model, state, adapter, product, cohort.federation, t)
+            model = self.with_updated_adapter(model, state, adapter, product, cohort.federation, t)
         return replace(state, model=cohort.where_nonempty(model, state.model))
 
     @abstractmethod
-    def with_new_adapter(
-        self, model: Tensor, state: State, adapter: Adapter, product: Tensor, federation: Federation, t: int
+    def with_updated_adapter(
+        self, model: Tensor, state: State, adapter: AdapterColumns, product: Tensor, federation: Federation, t: int
     ) -> Tensor:
         """The models [R, d] with this adapter's columns after round t, from the mean product of the clients'."""
 
@@ -125,8 +126,8 @@ class FedExLoRA(ProductsLoRA):
 
     label = "fedex_lora"
 
-    def with_new_adapter(
-        self, model: Tensor, state: State, adapter: Adapter, product: Tensor, federation: Federation, t: int
+    def with_updated_adapter(
+        self, model: Tensor, state: State, adapter: AdapterColumns, product: Tensor, federation: Federation, t: int
     ) -> Tensor:
         assert adapter.residual is not None
         error = product - adapter.b.select(model) @ adapter.a.select(model)
@@ -147,8 +148,8 @@ class FLoRA(ProductsLoRA):
 
     label = "flora"
 
-    def with_new_adapter(
-        self, model: Tensor, state: State, adapter: Adapter, product: Tensor, federation: Federation, t: int
+    def with_updated_adapter(
+        self, model: Tensor, state: State, adapter: AdapterColumns, product: Tensor, federation: Federation, t: int
     ) -> Tensor:
         assert adapter.residual is not None
         model = adapter.residual.replace(model, adapter.residual.select(state.model) + product)
@@ -175,8 +176,8 @@ class FlexLoRA(ProductsLoRA):
     label = "flexlora"
     residuals = False
 
-    def with_new_adapter(
-        self, model: Tensor, state: State, adapter: Adapter, product: Tensor, federation: Federation, t: int
+    def with_updated_adapter(
+        self, model: Tensor, state: State, adapter: AdapterColumns, product: Tensor, federation: Federation, t: int
     ) -> Tensor:
         rank = adapter.a.shape[0]
         left_vectors, singular_values, right_vectors = torch.linalg.svd(product, full_matrices=False)

@@ -10,14 +10,14 @@ from torch import Tensor
 
 from fedsim.core.constraints import OneOf, PositivePerSeed
 from fedsim.core.federation import Cohort, Federation, Weighting
-from fedsim.strategies.strategy import ServerStep, State
+from fedsim.strategies.strategy import ServerRateStrategy, State
 
 MEMORY_DTYPES = {"same": None, "float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 MemoryDtype = Annotated[str, OneOf(*MEMORY_DTYPES)]
 
 
 @dataclass
-class ClientMemory(State):
+class RememberedUpdates(State):
     """Attributes:
 
     memory: [R·m, d] what is remembered of each client, zero before its first time; in the dtype the user picks.
@@ -28,10 +28,10 @@ class ClientMemory(State):
     mean: Tensor
 
 
-MemoryState = TypeVar("MemoryState", bound=ClientMemory)
+MemoryState = TypeVar("MemoryState", bound=RememberedUpdates)
 
 
-class RemembersClients(ServerStep[MemoryState]):
+class RemembersClients(ServerRateStrategy[MemoryState]):
     """A strategy that stores one row per client, zero before its first participation.
 
     Args:
@@ -51,22 +51,22 @@ class RemembersClients(ServerStep[MemoryState]):
         self.weighting = weighting
 
     def initial(self, model: Tensor, federation: Federation) -> MemoryState:
-        return cast(MemoryState, ClientMemory(model, *self.empty(model, federation)))
+        return cast(MemoryState, RememberedUpdates(model, *self.empty(model, federation)))
 
     def empty(self, model: Tensor, federation: Federation) -> tuple[Tensor, Tensor]:
         """Zero memory [R·m, d] and its mean [R, d]."""
         return federation.zeros(model.shape[1], dtype=self.dtype or model.dtype), torch.zeros_like(model)
 
-    def read_memory(self, state: MemoryState, cohort: Cohort) -> Tensor:
+    def remembered_rows(self, state: MemoryState, cohort: Cohort) -> Tensor:
         """[n, d] what is remembered of the cohort's clients, in the model's dtype."""
         return cohort.gather(state.memory).to(state.model.dtype)
 
-    def remember(self, state: MemoryState, cohort: Cohort, values: Tensor) -> Tensor:
+    def store_client_values(self, state: MemoryState, cohort: Cohort, values: Tensor) -> Tensor:
         """Store the cohort's values [n, d] in place; return the new mean [R, d] of what is stored of all clients."""
-        return store_values(state.memory, state.mean, cohort, values, self.weighting)
+        return update_memory_and_mean(state.memory, state.mean, cohort, values, self.weighting)
 
 
-def store_values(
+def update_memory_and_mean(
     memory: Tensor, memory_mean: Tensor, cohort: Cohort, values: Tensor, weighting: str = "uniform"
 ) -> Tensor:
     """Store values [n, d] in any memory [R·m, d], in place; return its new mean [R, d], plain or by clients' data."""

@@ -12,14 +12,14 @@ from fedsim.core.constraints import CountOrZero, NonNegative, OneOf, PositivePer
 from fedsim.core.effects import EffectiveIf
 from fedsim.core.federation import Federation, Weighting
 from fedsim.core.report import Report
-from fedsim.strategies.memory import ClientMemory, MemoryDtype, RemembersClients
+from fedsim.strategies.memory import MemoryDtype, RememberedUpdates, RemembersClients
 
 REMEMBERED_QUANTITIES = ("innovation", "gradient")
 DIVISOR_CHOICES = ("all", "seen")
 
 
 @dataclass
-class MIFAState(ClientMemory):
+class MIFAState(RememberedUpdates):
     """Adds met [R·m] bool: has the client taken part yet?"""
 
     met: Tensor
@@ -100,16 +100,16 @@ class MIFA(RemembersClients[MIFAState]):
         return self.age_power > 0 or self.max_age is not None
 
     def initial(self, model: Tensor, federation: Federation) -> MIFAState:
-        has_participated = torch.zeros(federation.num_rows, dtype=torch.bool, device=model.device)
+        has_participated = torch.zeros(federation.num_memory_rows, dtype=torch.bool, device=model.device)
         if not self.discounts_age:
             return MIFAState(model, *self.empty(model, federation), has_participated)
-        minus_ones = torch.full((federation.num_rows,), -1, dtype=torch.int64, device=model.device)
+        minus_ones = torch.full((federation.num_memory_rows,), -1, dtype=torch.int64, device=model.device)
         return AgedMIFAState(model, *self.empty(model, federation), has_participated, minus_ones)
 
     def aggregate(self, state: MIFAState, report: Report, t: int) -> MIFAState:
         cohort, federation = report.cohort, report.cohort.federation
         rate_factor = report.lr[:, None] if self.memory == "gradient" else torch.ones_like(report.lr)[:, None]
-        mean_update = step = self.remember(state, cohort, report.innovation / cohort.broadcast(rate_factor))
+        mean_update = step = self.store_client_values(state, cohort, report.innovation / cohort.broadcast(rate_factor))
         state.met[cohort.rows] = True
         if isinstance(state, AgedMIFAState):
             state.last_seen[cohort.rows] = t

@@ -11,7 +11,7 @@ from fedsim.core.constraints import FractionPerSeed, PositivePerSeed
 from fedsim.core.federation import Cohort, Federation, Weighting
 from fedsim.core.per_seed import as_per_seed
 from fedsim.core.report import Report
-from fedsim.strategies.strategy import ServerStep, State, full_data_gradients
+from fedsim.strategies.strategy import ServerRateStrategy, State, full_data_gradients
 
 
 @dataclass
@@ -21,7 +21,7 @@ class MimeLiteState(State):
     momentum: Tensor
 
 
-class MimeLite(ServerStep[MimeLiteState]):
+class MimeLite(ServerRateStrategy[MimeLiteState]):
     """Local steps x_i ← x_i − η (∇f_i(x_i) + β z), with z fixed; x ← x − η_g mean_{i∈A} G_i, and then z ← mean_{i∈A}
     ∇F_i(x^t) + β z, with full-batch gradients at the old model.
 

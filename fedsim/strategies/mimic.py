@@ -8,13 +8,13 @@ from fedsim.core.constraints import OneOf, PositivePerSeed
 from fedsim.core.effects import EffectiveIf
 from fedsim.core.federation import Cohort, Weighting
 from fedsim.core.report import Report
-from fedsim.strategies.memory import ClientMemory, MemoryDtype, RemembersClients
+from fedsim.strategies.memory import MemoryDtype, RememberedUpdates, RemembersClients
 
 FIRST_ROUND_CLIENTS = ("all", "available")
 REMEMBERED_QUANTITIES = ("innovation", "gradient")
 
 
-class MimiC(RemembersClients[ClientMemory]):
+class MimiC(RemembersClients[RememberedUpdates]):
     """v = mean_{i∈A}(G_i + c_i); x ← x − η_g v; then c_i ← v − G_i for i∈A. An empty round does nothing.
 
     c_i is the difference between the step and the client's innovation when it last participated, zero before.
@@ -55,15 +55,15 @@ class MimiC(RemembersClients[ClientMemory]):
         self.first_round = first_round
         self.memory = memory
 
-    def cohort(self, state: ClientMemory, active: Cohort) -> Cohort:
+    def cohort(self, state: RememberedUpdates, active: Cohort) -> Cohort:
         if active.round > 0 or self.first_round == "available":
             return active
         return active.federation.full_cohort(active, count=1)
 
-    def aggregate(self, state: ClientMemory, report: Report, t: int) -> ClientMemory:
+    def aggregate(self, state: RememberedUpdates, report: Report, t: int) -> RememberedUpdates:
         cohort = report.cohort
         rate = cohort.broadcast(report.lr)[:, None] if self.memory == "gradient" else 1.0
-        v = self.mean(cohort, report.innovation + rate * self.read_memory(state, cohort))
+        v = self.mean(cohort, report.innovation + rate * self.remembered_rows(state, cohort))
         correction = (cohort.broadcast(v) - report.innovation) / rate
         model = cohort.where_nonempty(state.model - self.server_lr * v, state.model)
-        return ClientMemory(model, state.memory, self.remember(state, cohort, correction))
+        return RememberedUpdates(model, state.memory, self.store_client_values(state, cohort, correction))

@@ -88,7 +88,7 @@ class Oort(FedAvg):
         self.explore_least = explore_least
 
     def initial(self, model: Tensor, federation: Federation) -> OortState:
-        minus_ones = torch.full((federation.num_rows,), -1, dtype=torch.int64, device=model.device)
+        minus_ones = torch.full((federation.num_memory_rows,), -1, dtype=torch.int64, device=model.device)
         return OortState(model, federation.zeros(dtype=model.dtype), minus_ones)
 
     def cohort(self, state: State, active: Cohort) -> Cohort:

@@ -17,7 +17,7 @@ from fedsim.strategies.strategy import State, Strategy
 NamedTensors = dict[str, Tensor]
 
 
-class Rows:
+class ReplicateRows:
     """What one replicate's k ≥ 1 clients that take part in a round bring home, those of all ranks; of a multiset a
     client is there as often as it was drawn."""
 
@@ -80,7 +80,7 @@ class Rows:
         return self.of_replicate(f"remembered {name}", self._report.client_memory(name))
 
 
-class PerReplicate(Strategy[State]):
+class PerReplicateStrategy(Strategy[State]):
     """Calls `next_model` once a round for every replicate in which somebody takes part; the others stay as they are.
 
     It costs one call for each replicate where `Cohort.sum` and `mean` take all together, and of several ranks an
@@ -97,7 +97,7 @@ class PerReplicate(Strategy[State]):
         return {}
 
     @abstractmethod
-    def next_model(self, model: Tensor, rows: Rows, memory: NamedTensors, t: int) -> Tensor:
+    def next_model(self, model: Tensor, rows: ReplicateRows, memory: NamedTensors, t: int) -> Tensor:
         """[d] the next model.
 
         Args:
@@ -124,7 +124,7 @@ class PerReplicate(Strategy[State]):
         for replicate, model in enumerate(state.model):
             memory = {name: value[replicate] for name, value in memory_before.items()}
             if has_rows[replicate]:
-                rows = Rows(report, replicate, stacked_memory)
+                rows = ReplicateRows(report, replicate, stacked_memory)
                 model = self._checked_tensor("next model", self.next_model(model, rows, memory, t), model)
                 if memory.keys() != memory_before.keys():
                     changed_names = sorted(memory.keys() ^ memory_before.keys())

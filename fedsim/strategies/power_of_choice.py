@@ -13,7 +13,7 @@ from fedsim.core.errors import ConfigError
 from fedsim.core.federation import Cohort, Federation
 from fedsim.core.report import Report
 from fedsim.strategies.selection import draw_rows
-from fedsim.strategies.strategy import ServerStep, State, full_data_gradients
+from fedsim.strategies.strategy import ServerRateStrategy, State, full_data_gradients
 
 LOSS_SOURCES = ("asked", "last")
 
@@ -25,7 +25,7 @@ class LossesState(State):
     losses: Tensor
 
 
-class PowerOfChoice(ServerStep[LossesState]):
+class PowerOfChoice(ServerRateStrategy[LossesState]):
     """d candidates are drawn among the available clients, in proportion to their data and without replacement; the k of
     them with the largest F_i(x^t) train; x ← x − η_g mean_{i∈A} G_i.
 
@@ -60,7 +60,9 @@ class PowerOfChoice(ServerStep[LossesState]):
         self.needs_full_gradients = loss == "asked"
 
     def initial(self, model: Tensor, federation: Federation) -> LossesState:
-        return LossesState(model, torch.full((federation.num_rows,), torch.inf, dtype=model.dtype, device=model.device))
+        return LossesState(
+            model, torch.full((federation.num_memory_rows,), torch.inf, dtype=model.dtype, device=model.device)
+        )
 
     def cohort(self, state: LossesState, active: Cohort) -> Cohort:
         candidate_rows = draw_rows(active, self.candidates, active.weights("data"))

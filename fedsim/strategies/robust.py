@@ -16,12 +16,12 @@ from fedsim.core.errors import ConfigError
 from fedsim.core.federation import Weighting
 from fedsim.core.per_seed import as_per_seed
 from fedsim.core.statistics import columnwise_median, columnwise_trimmed_mean
-from fedsim.strategies.per_replicate import NamedTensors, PerReplicate, Rows
+from fedsim.strategies.per_replicate import NamedTensors, PerReplicateStrategy, ReplicateRows
 
 log = logging.getLogger(__name__)
 
 
-class Robust(PerReplicate):
+class Robust(PerReplicateStrategy):
     """x ← x − η_g · combine(G_i, i∈A). Unweighted by default: Byzantine clients could report a false number of samples
     to gain weight.
 
@@ -53,11 +53,11 @@ class Robust(PerReplicate):
 
     def check(self, availability: Availability) -> None:
         m = availability.population.clients
-        if self.min_rows(self.byzantine_count(m)) > -(-m // self.bucket):
+        needed_rows = self.min_aggregated_rows(self.byzantine_count(m))
+        if needed_rows > -(-m // self.bucket):
             raise ConfigError(
-                f"{{bad}}={self.bad:g}: {type(self).__name__} needs {self.min_rows(self.byzantine_count(m))} rows in "
-                "a round, "
-                f"and {m} clients give {-(-m // self.bucket)}; lower {{bad}} or {{bucket}}",
+                f"{{bad}}={self.bad:g}: {type(self).__name__} needs {needed_rows} rows in a round, and "
+                f"{m} clients give {-(-m // self.bucket)}; lower {{bad}} or {{bucket}}",
                 mentions=("bad", "bucket"),
             )
 
@@ -65,23 +65,23 @@ class Robust(PerReplicate):
         """f of n rows."""
         return math.ceil(self.bad * n) if self.bad < 1 else int(self.bad)
 
-    def min_rows(self, num_byzantine: int) -> int:
+    def min_aggregated_rows(self, num_byzantine: int) -> int:
         """How many rows it needs, given f."""
         return 2 * num_byzantine + 1
 
     @abstractmethod
     def combine(self, rows: Tensor, num_byzantine: int, memory: NamedTensors) -> Tensor:
-        """[k, d] → [d], f of them bad; memory as in `PerReplicate`."""
+        """[k, d] → [d], f of them bad; memory as in `PerReplicateStrategy`."""
 
     def combine_weighted(self, rows: Tensor, weights: Tensor, num_byzantine: int, memory: NamedTensors) -> Tensor:
         """The same of rows with weights [k], which sum to 1."""
         raise ConfigError(f"strategy.weighting=data has no meaning for {type(self).__name__}; use uniform")
 
-    def next_model(self, model: Tensor, rows: Rows, memory: NamedTensors, t: int) -> Tensor:
-        aggregated = self.combined_rows(rows, memory, t)
+    def next_model(self, model: Tensor, rows: ReplicateRows, memory: NamedTensors, t: int) -> Tensor:
+        aggregated = self.robust_aggregate(rows, memory, t)
         return model if aggregated is None else model - rows.number(self.server_lr) * aggregated
 
-    def combined_rows(self, rows: Rows, memory: NamedTensors, t: int) -> Tensor | None:
+    def robust_aggregate(self, rows: ReplicateRows, memory: NamedTensors, t: int) -> Tensor | None:
         """[d] what it makes of a replicate's rows in round t; None where they are too few."""
         sent_rows = rows.innovation
         bad = self.byzantine_count(len(sent_rows))
@@ -98,11 +98,11 @@ class Robust(PerReplicate):
                     [weighted_mean(bucket, w) for bucket, w in zip(mixed.split(self.bucket), shares, strict=True)]
                 )
                 weights = torch.stack([bucket_shares.sum() for bucket_shares in shares])
-        if len(sent_rows) < self.min_rows(bad):
+        if len(sent_rows) < self.min_aggregated_rows(bad):
             if not self._has_warned:
                 log.warning(
                     "%s: %d rows in round %d, but it needs %d; in such rounds the model does not change",
-                    *(type(self).__name__, len(sent_rows), t, self.min_rows(bad)),
+                    *(type(self).__name__, len(sent_rows), t, self.min_aggregated_rows(bad)),
                 )
             self._has_warned = True
             return None

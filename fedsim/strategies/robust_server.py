@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from fedsim.availability import Availability
-from fedsim.core.column_names import ColumnNames
+from fedsim.core.column_names import ColumnsByName
 from fedsim.core.errors import ConfigError, prefix_error_keys
 from fedsim.core.federation import Cohort, Federation
 from fedsim.core.report import Report
 from fedsim.local import LocalRule
 from fedsim.strategies.fedopt import FedOpt
-from fedsim.strategies.per_replicate import Rows
+from fedsim.strategies.per_replicate import ReplicateRows
 from fedsim.strategies.robust import Median, Robust
 from fedsim.strategies.strategy import State, Strategy
 
@@ -65,7 +65,7 @@ class RobustServer(Strategy[State]):
     def check_local(self, local_rule: LocalRule) -> None:
         self.server.check_local(local_rule)
 
-    def check_columns(self, columns: ColumnNames) -> None:
+    def check_columns(self, columns: ColumnsByName) -> None:
         self.server.check_columns(columns)
 
     def initial(self, model: Tensor, federation: Federation) -> State:
@@ -91,8 +91,8 @@ class RobustServer(Strategy[State]):
         memory: dict[str, list[Tensor]] = {name: [] for name in of_rule}
         for replicate, replicate_clients in enumerate(cohort.split_by_replicate(cohort.client_index)):
             rule_memory = {name: state_fields[name][replicate] for name in of_rule}
-            rows = Rows(report, replicate, memory_by_name)
-            aggregated = self.rule.combined_rows(rows, rule_memory, t) if len(replicate_clients) else None
+            rows = ReplicateRows(report, replicate, memory_by_name)
+            aggregated = self.rule.robust_aggregate(rows, rule_memory, t) if len(replicate_clients) else None
             has_aggregate.append(aggregated is not None)
             aggregates.append(torch.zeros_like(state.model[replicate]) if aggregated is None else aggregated)
             for name in of_rule:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fedsim.core.column_names import ColumnNames
+from fedsim.core.column_names import ColumnsByName
 from fedsim.core.federation import Cohort, Weighting
 from fedsim.core.report import Report
 from fedsim.strategies.lora import adapters_of
@@ -31,15 +31,15 @@ class RoLoRA(Strategy[State]):
     def __init__(self, weighting: Weighting = "uniform") -> None:
         self.weighting = weighting
 
-    def check_columns(self, columns: ColumnNames) -> None:
+    def check_columns(self, columns: ColumnsByName) -> None:
         adapters_of(columns, "rolora", residuals=False)
 
     def start(self, state: State, cohort: Cohort) -> dict[str, Tensor]:
         rows = cohort.broadcast(state.model)
-        trained = self.trained_columns(cohort.federation.columns, state.model, cohort.round)
+        trained = self.trained_column_mask(cohort.federation.columns, state.model, cohort.round)
         return {"params": rows, "scale": trained.expand(len(cohort), -1).contiguous()}
 
-    def trained_columns(self, columns: ColumnNames, model: Tensor, t: int) -> Tensor:
+    def trained_column_mask(self, columns: ColumnsByName, model: Tensor, t: int) -> Tensor:
         """[d] 1 in the columns that clients train in round t, else 0."""
         trained = torch.ones_like(model[0])
         for adapter in adapters_of(columns, "rolora", residuals=False) if columns else []:
@@ -47,5 +47,5 @@ class RoLoRA(Strategy[State]):
         return trained
 
     def aggregate(self, state: State, report: Report, t: int) -> State:
-        step = self.trained_columns(report.columns, state.model, t) * self.mean(report.cohort, report.innovation)
+        step = self.trained_column_mask(report.columns, state.model, t) * self.mean(report.cohort, report.innovation)
         return State(report.cohort.where_nonempty(state.model - step, state.model))

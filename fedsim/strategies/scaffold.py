@@ -8,10 +8,10 @@ from torch import Tensor
 
 from fedsim.core.federation import Cohort
 from fedsim.core.report import Report
-from fedsim.strategies.memory import ClientMemory, RemembersClients
+from fedsim.strategies.memory import RememberedUpdates, RemembersClients
 
 
-class Scaffold(RemembersClients[ClientMemory]):
+class Scaffold(RemembersClients[RememberedUpdates]):
     """Local steps follow g − c_i + c; x ← x − η_g mean_A G_i; c_i⁺ = c_i − c + G_i / (s η_l) (option II).
 
     c is the mean of all c_i, which is the paper's c ← c + (|A|/m) mean_A(c_i⁺ − c_i). Where the rate moves within a
@@ -22,12 +22,12 @@ class Scaffold(RemembersClients[ClientMemory]):
 
     vectors_down = vectors_up = 2
 
-    def start(self, state: ClientMemory, cohort: Cohort) -> dict[str, Tensor]:
-        correction = cohort.broadcast(state.mean) - self.read_memory(state, cohort)
+    def start(self, state: RememberedUpdates, cohort: Cohort) -> dict[str, Tensor]:
+        correction = cohort.broadcast(state.mean) - self.remembered_rows(state, cohort)
         return {"params": cohort.broadcast(state.model), "correction": correction}
 
-    def aggregate(self, state: ClientMemory, report: Report, t: int) -> ClientMemory:
+    def aggregate(self, state: RememberedUpdates, report: Report, t: int) -> RememberedUpdates:
         cohort = report.cohort
         control = report.innovation / report.lr_sum[:, None] - report.carry["correction"]  # c_i − c + G_i / (s η_l)
         model = state.model - self.server_lr * self.mean(cohort, report.innovation)
-        return replace(state, model=model, mean=self.remember(state, cohort, control))
+        return replace(state, model=model, mean=self.store_client_values(state, cohort, control))

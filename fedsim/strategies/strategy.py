@@ -11,7 +11,7 @@ from torch import Tensor
 from typing_extensions import Self
 
 from fedsim.availability import Availability
-from fedsim.core.column_names import ColumnNames
+from fedsim.core.column_names import ColumnsByName
 from fedsim.core.constraints import PositivePerSeed, Validated
 from fedsim.core.effects import EffectDeclarations, EffectiveIf
 from fedsim.core.federation import Cohort, Federation, FullDataGradients
@@ -97,7 +97,7 @@ class Strategy(Validated, ABC, Generic[S]):
         """Refuse, before the first round, a local rule the algorithm cannot run with. What `start` hands to a rule that
         does not use it is refused anyway."""
 
-    def check_columns(self, columns: ColumnNames) -> None:
+    def check_columns(self, columns: ColumnsByName) -> None:
         """Refuse, before the first round, a model whose rows the algorithm cannot aggregate."""
 
     def initial(self, model: Tensor, federation: Federation) -> S:
@@ -138,7 +138,7 @@ def full_data_gradients(cohort: Cohort, models: Tensor) -> FullDataGradients:
     return cohort.federation.full_data_oracle(cohort, models)
 
 
-class ServerStep(Strategy[S]):
+class ServerRateStrategy(Strategy[S]):
     """A strategy with a server learning rate.
 
     Args:

@@ -13,7 +13,7 @@ from fedsim.core.errors import ConfigError
 TOPOLOGIES = ("ring", "torus", "erdos_renyi", "star", "complete")
 
 
-class Network:
+class CommunicationGraph:
     """An undirected graph of clients. It is not stored, so that the cost of a round depends only on the available
     clients.
 
@@ -38,7 +38,7 @@ class Network:
                 "set clients to another, or choose strategy.topology=ring"
             )
 
-    def are_linked(self, receivers: np.ndarray, senders: np.ndarray) -> np.ndarray:
+    def are_neighbours(self, receivers: np.ndarray, senders: np.ndarray) -> np.ndarray:
         """[k, l] bool: are these two clients [k], [l] neighbours? Nobody is its own."""
         i, j, m = receivers[:, None], senders[None], self.clients
         if self.topology == "ring":
@@ -62,7 +62,7 @@ class Network:
 
     def degrees(self, receivers: np.ndarray) -> np.ndarray:
         """[k] how many neighbours these clients have."""
-        return self.are_linked(receivers, np.arange(self.clients)).sum(1)
+        return self.are_neighbours(receivers, np.arange(self.clients)).sum(1)
 
     def is_connected(self) -> bool:
         """Is there a way from everybody to everybody?"""
@@ -72,7 +72,7 @@ class Network:
         while len(edge):
             reached_mask[edge] = True
             unreached_clients = np.flatnonzero(~reached_mask)
-            edge = unreached_clients[self.are_linked(unreached_clients, edge).any(1)]
+            edge = unreached_clients[self.are_neighbours(unreached_clients, edge).any(1)]
         return bool(reached_mask.all())
 
     def mixing_matrix(self, present: np.ndarray, includes_absent: bool) -> np.ndarray:
@@ -85,7 +85,7 @@ class Network:
             present: numbers of clients, ascending.
             includes_absent: are degrees those of the whole network? Else those among who is there.
         """
-        links = self.are_linked(present, present)
+        links = self.are_neighbours(present, present)
         degrees = self.degrees(present) if includes_absent else links.sum(1)
         weights = links / (1.0 + np.maximum(degrees[:, None], degrees[None]))
         return weights + np.diag(1.0 - weights.sum(1))

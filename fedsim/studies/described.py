@@ -47,7 +47,7 @@ def read_description(
         raise ConfigError(f"{description_kind} {path} is not well formed ({reason})") from error
 
 
-def choices_of_axes(content: dict[str, Any]) -> dict[str, list[str]]:
+def overrides_by_label(content: dict[str, Any]) -> dict[str, list[str]]:
     """Return label → list of overrides; a single override may be given without a list, and null means none."""
     return {
         str(label): [overrides] if isinstance(overrides, str) else list(overrides or [])

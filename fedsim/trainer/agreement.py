@@ -23,12 +23,12 @@ from fedsim.core.errors import ConfigError, first_message_line
 from fedsim.core.snapshot import snapshot, snapshot_key
 from fedsim.data.samples import Batch, Batches
 from fedsim.local import SGD
-from fedsim.models import LOSSES, RowModel
+from fedsim.models import LOSSES, StatelessModel
 from fedsim.models.calling import cast_output
-from fedsim.models.copying import copy_module, put_tensors, tensor_of
+from fedsim.models.copying import copy_module, get_named_tensor, set_module_tensors
 from fedsim.models.probe import ForwardTraits
 from fedsim.models.row_model import is_built_in
-from fedsim.models.user_loss import describe_loss, loss_function
+from fedsim.models.user_loss import loss_label, unwrap_loss
 from fedsim.shift import NoShift
 
 TRIAL_LEARNING_RATE = 0.01
@@ -40,16 +40,16 @@ TRIAL_STEPS = 8
 NUM_TRIED_BATCH_SIZES = 8  # number of the run's batch sizes that are tried
 MAX_TRIED_BATCH_SIZE = 256  # number of samples of the largest batch that is tried
 
-TrialRunner = Callable[["Trial", RowModel], Tensor]
+TrialRunner = Callable[["AgreementTrial", StatelessModel], Tensor]
 
 
-def is_model_built_in(model: RowModel) -> bool:
+def is_model_built_in(model: StatelessModel) -> bool:
     """Return whether the module is one of this package's or torchvision's, and the loss one of this package's."""
     return is_built_in(model.training_module) and model.loss in LOSSES.values()
 
 
 @dataclass
-class Trial:
+class AgreementTrial:
     """Three clients with batches of different sizes, as an executor's chunk.
 
     Attributes:
@@ -70,7 +70,7 @@ class Trial:
         steps: np.ndarray = np.count_nonzero(self.sizes, axis=1)
         return steps
 
-    def active_rows(self) -> list[int]:
+    def active_row_counts(self) -> list[int]:
         """The number of clients that take each of the steps."""
         return [int(np.count_nonzero(self.sizes[:, step])) for step in range(self.sizes.shape[1])]
 
@@ -97,7 +97,7 @@ class Trial:
         return {name: value[0] for name, value in self.batch(step, client, client + 1, dtype).items()}
 
 
-def make_trial(model: RowModel, samples: Batch, batch_sizes: tuple[int, ...]) -> Trial:
+def make_agreement_trial(model: StatelessModel, samples: Batch, batch_sizes: tuple[int, ...]) -> AgreementTrial:
     """Return clients with batches of these sizes in turn, and with different models."""
     row = model.initial([0])[0]
     sine_values = torch.sin(torch.arange(1.0, 3 * model.trained + 1)).reshape(3, -1).to(row)
@@ -106,15 +106,15 @@ def make_trial(model: RowModel, samples: Batch, batch_sizes: tuple[int, ...]) ->
     order = [list(itertools.islice(itertools.cycle(np.roll(batch_sizes, shift)), TRIAL_STEPS)) for shift in range(3)]
     table = np.array(order)
     table[1:, -1] = 0  # two clients finish one step earlier
-    return Trial(samples, rows, table, model.trained)
+    return AgreementTrial(samples, rows, table, model.trained)
 
 
-def reference_end_rows(trial: Trial, model: RowModel) -> Tensor:
+def reference_final_parameters(trial: AgreementTrial, model: StatelessModel) -> Tensor:
     """Return the rows [3, d] at which plain PyTorch ends, client by client."""
-    return torch.stack([_reference_end_row(trial, model, client) for client in range(len(trial.rows))])
+    return torch.stack([_reference_trained_row(trial, model, client) for client in range(len(trial.rows))])
 
 
-def is_loss_repeatable(trial: Trial, model: RowModel) -> bool:
+def is_loss_repeatable(trial: AgreementTrial, model: StatelessModel) -> bool:
     """Return whether the loss gives the same value twice for the same output and batch."""
     batch, module = trial.batch_of_client(0, 0, model.dtype), copy_module(model.training_module)
     with torch.no_grad(), model.random_context(batch):
@@ -122,12 +122,12 @@ def is_loss_repeatable(trial: Trial, model: RowModel) -> bool:
         return bool(torch.equal(model.loss(output, batch), model.loss(output, batch)))
 
 
-def _reference_end_row(trial: Trial, model: RowModel, client: int) -> Tensor:
+def _reference_trained_row(trial: AgreementTrial, model: StatelessModel, client: int) -> Tensor:
     module, row = copy_module(model.training_module), trial.rows[client]
     parameters_by_name = dict(module.named_parameters())
     for name, value in model.unflatten(row).items():
         parameters_by_name[name].data = value.clone()
-    put_tensors(module, model.statistics_of(row))
+    set_module_tensors(module, model.unflatten_statistics(row))
     dropouts = [module.get_submodule(name.rpartition(".")[0]) for name in model.dropout_keys]
     parameters = [p for p in module.parameters() if p.requires_grad]
     for step in range(int(trial.steps[client])):
@@ -146,7 +146,9 @@ def _reference_end_row(trial: Trial, model: RowModel, client: int) -> Tensor:
                 if parameter.grad is not None:
                     parameter.sub_(TRIAL_LEARNING_RATE * parameter.grad.to_dense())
     trained_columns = [p.detach().reshape(-1) for p in parameters]
-    statistics_columns = [tensor_of(module, name).detach().reshape(-1).to(model.dtype) for name in model.statistics]
+    statistics_columns = [
+        get_named_tensor(module, name).detach().reshape(-1).to(model.dtype) for name in model.statistics
+    ]
     return torch.cat([*trained_columns, *statistics_columns])
 
 
@@ -165,10 +167,10 @@ def _check_no_writes_in_backward(module: nn.Module, buffers_before: dict[str, Te
             )
 
 
-def executor_trial_runner(make_executor: Callable[[RowModel], Any]) -> TrialRunner:
+def make_executor_trial_runner(make_executor: Callable[[StatelessModel], Any]) -> TrialRunner:
     """Return the function that computes the rows [3, d] at which an executor ends."""
 
-    def run(trial: Trial, model: RowModel) -> Tensor:
+    def run(trial: AgreementTrial, model: StatelessModel) -> Tensor:
         rates = torch.full((TRIAL_STEPS, len(trial.rows)), TRIAL_LEARNING_RATE, dtype=model.dtype, device=model.device)
         end_rows: Tensor = make_executor(model).run(trial, {"params": trial.rows.clone()}, rates, None)[0]["params"]
         return end_rows
@@ -176,7 +178,7 @@ def executor_trial_runner(make_executor: Callable[[RowModel], Any]) -> TrialRunn
     return run
 
 
-class Agreement:
+class ExecutorAgreement:
     """Which executors give the same numbers as plain PyTorch for one model and its loss; each is tried once.
 
     Args:
@@ -188,22 +190,22 @@ class Agreement:
         ConfigError: the module cannot be trained on batches of the run's sizes, or not in a repeatable way.
     """
 
-    def __init__(self, model: RowModel, batches: Batches, make_executor: Callable[..., Any]) -> None:
+    def __init__(self, model: StatelessModel, batches: Batches, make_executor: Callable[..., Any]) -> None:
         self._make_executor = make_executor
         self._verdict_by_case: dict[tuple[str, bool, bool], str | None] = {}
         self.model, self.tolerance = model, SINGLE_PRECISION_TOLERANCE
-        samples = batches.data.first_samples(min(max(batches.largest, 8), MAX_TRIED_BATCH_SIZE), model.dtype)
+        samples = batches.data.example_samples(min(max(batches.largest, 8), MAX_TRIED_BATCH_SIZE), model.dtype)
         with streams.suppress_trial_effects():
             try:
                 double_model = model.to_double_precision()
                 exact = {n: v.double() if v.is_floating_point() else v for n, v in samples.items()}
-                self.expected_end_rows = self._reference_end_rows(double_model, exact, batches)
+                self.expected_end_rows = self._compute_expected_end_rows(double_model, exact, batches)
                 self.model, self.tolerance = double_model, DOUBLE_PRECISION_TOLERANCE
             except (ConfigError, MemoryError):
                 raise
             except Exception:  # a module may require single precision
                 try:
-                    self.expected_end_rows = self._reference_end_rows(model, samples, batches)
+                    self.expected_end_rows = self._compute_expected_end_rows(model, samples, batches)
                 except (ConfigError, MemoryError):
                     raise
                 except Exception as error:
@@ -212,17 +214,19 @@ class Agreement:
                         f"plain PyTorch raised {type(error).__name__}: {first_message_line(error)[:300]}"
                     ) from error
 
-    def _reference_end_rows(self, model: RowModel, samples: Batch, batches: Batches) -> Tensor:
-        sizes = self._trial_batch_sizes(model, samples, batches)
-        self.trial = make_trial(model, samples, sizes)
-        expected = reference_end_rows(self.trial, model)
+    def _compute_expected_end_rows(self, model: StatelessModel, samples: Batch, batches: Batches) -> Tensor:
+        sizes = self._agreement_batch_sizes(model, samples, batches)
+        self.trial = make_agreement_trial(model, samples, sizes)
+        expected = reference_final_parameters(self.trial, model)
         streams.reseed_global_generators(2)
         if not self._moves_agree(
-            expected, reference_end_rows(self.trial, model), 0.0 if model.device.type == "cpu" else self.tolerance
+            expected,
+            reference_final_parameters(self.trial, model),
+            0.0 if model.device.type == "cpu" else self.tolerance,
         ):
             if not is_loss_repeatable(self.trial, model):
                 raise ConfigError(
-                    f"{describe_loss(loss_function(model.loss))} returns another value when it is called again "
+                    f"{loss_label(unwrap_loss(model.loss))} returns another value when it is called again "
                     "with the same output and batch; a loss must keep no state, since all clients share it"
                 )
             raise ConfigError(
@@ -231,9 +235,9 @@ class Agreement:
             )
         return expected
 
-    def _trial_batch_sizes(self, model: RowModel, samples: Batch, batches: Batches) -> tuple[int, ...]:
+    def _agreement_batch_sizes(self, model: StatelessModel, samples: Batch, batches: Batches) -> tuple[int, ...]:
         """Return the batch sizes to try: 7 and 2, and the run's largest and smallest, if the module takes them."""
-        occurring_sizes = [size for size in batches.sizes if size <= MAX_TRIED_BATCH_SIZE] or [
+        occurring_sizes = [size for size in batches.distinct_batch_sizes if size <= MAX_TRIED_BATCH_SIZE] or [
             min(batches.largest, MAX_TRIED_BATCH_SIZE)
         ]
         spread = (
@@ -244,10 +248,10 @@ class Agreement:
         occurring_sizes = [occurring_sizes[index] for index in spread]
         accepted_sizes, error_by_size = [], dict[int, Exception]()
         for size in dict.fromkeys((7, 2, *occurring_sizes)):
-            trial = make_trial(model, samples, (size,))
+            trial = make_agreement_trial(model, samples, (size,))
             trial.sizes[:, 1:] = 0
             try:
-                reference_end_rows(trial, model)
+                reference_final_parameters(trial, model)
                 accepted_sizes.append(size)
             except (ConfigError, MemoryError):
                 raise
@@ -265,7 +269,7 @@ class Agreement:
             raise next(iter(error_by_size.values()))
         return tuple(accepted_sizes[:TRIAL_STEPS])
 
-    def disagreement_reason(self, executor_name: str, traits: ForwardTraits) -> str | None:
+    def executor_refusal_reason(self, executor_name: str, traits: ForwardTraits) -> str | None:
         """Return why this executor cannot be used, in a few words; None if it gives the same numbers."""
         key = executor_name, traits.mixes_samples, traits.isolation_reason is not None
         if key not in self._verdict_by_case:
@@ -274,7 +278,7 @@ class Agreement:
 
     def _try_executor(self, executor_name: str, traits: ForwardTraits) -> str | None:
         model, self.model.traits = self.model, traits
-        run = executor_trial_runner(
+        run = make_executor_trial_runner(
             lambda of: self._make_executor(executor_name, of, SGD(lr=TRIAL_LEARNING_RATE), NoShift())
         )
         with streams.suppress_trial_effects():
@@ -309,20 +313,30 @@ class Agreement:
 
 
 MAX_REMEMBERED_MODULES = 32  # number of modules whose results are cached in this process
-_agreement_by_model: OrderedDict[Hashable, Agreement] = OrderedDict()
+_agreement_by_model: OrderedDict[Hashable, ExecutorAgreement] = OrderedDict()
 
 
-def cached_agreement(model: RowModel, batches: Batches, make_executor: Callable[..., Any]) -> Agreement | None:
+def cached_agreement(
+    model: StatelessModel, batches: Batches, make_executor: Callable[..., Any]
+) -> ExecutorAgreement | None:
     """Return the agreement of a model and its loss, cached within the process; None for trusted ones."""
     if is_model_built_in(model):
         return None
     model_snapshot = snapshot(
-        [model.training_module, loss_function(model.loss), model.call, model.ridge, model.precision]
+        [model.training_module, unwrap_loss(model.loss), model.call, model.ridge, model.precision]
     )
-    kinds = [(name, value.shape[1:], value.dtype) for name, value in batches.data.first_samples(2, model.dtype).items()]
-    cache_key = (snapshot_key(model_snapshot), batches.sizes, str(model.device), tuple(model.statistics), tuple(kinds))
+    kinds = [
+        (name, value.shape[1:], value.dtype) for name, value in batches.data.example_samples(2, model.dtype).items()
+    ]
+    cache_key = (
+        snapshot_key(model_snapshot),
+        batches.distinct_batch_sizes,
+        str(model.device),
+        tuple(model.statistics),
+        tuple(kinds),
+    )
     if cache_key not in _agreement_by_model:
-        _agreement_by_model[cache_key] = Agreement(model, batches, make_executor)
+        _agreement_by_model[cache_key] = ExecutorAgreement(model, batches, make_executor)
         if len(_agreement_by_model) > MAX_REMEMBERED_MODULES:
             _agreement_by_model.popitem(last=False)
     return _agreement_by_model[cache_key]

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from fedsim.core.errors import ConfigError
-from fedsim.core.placement import available_bytes
+from fedsim.core.placement import capacity_bytes
 from fedsim.data.samples import Batches
-from fedsim.models import RowModel
+from fedsim.models import StatelessModel
 
 BATCH_COPIES = 2  # smallest number of copies of a batch: drawn or gathered, and the first layer's output
 
 
-def check_batch_memory(batches: Batches, model: RowModel, numbers: int) -> None:
+def check_batch_memory(batches: Batches, model: StatelessModel, numbers: int) -> None:
     """Check that the batches of all clients fit into memory.
 
     Args:
@@ -29,7 +29,7 @@ def check_batch_memory(batches: Batches, model: RowModel, numbers: int) -> None:
             "local.drop_last=true, fewer clients or another partition, or use nn.GroupNorm"
         )
     needed_bytes = BATCH_COPIES * batches.largest * numbers * model.dtype.itemsize
-    if needed_bytes > available_bytes(model.device, "device"):
+    if needed_bytes > capacity_bytes(model.device, "device"):
         batch_size = batches.local_work.batch_size
         raise ConfigError(
             f"batch_size={'null' if batch_size is None else batch_size}: one client's batch needs "

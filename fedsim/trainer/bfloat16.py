@@ -8,9 +8,9 @@ from __future__ import annotations
 import copy
 import logging
 
-from fedsim.data.samples import Plan
+from fedsim.data.samples import RoundPlan
 from fedsim.local import LocalRule
-from fedsim.models import RowModel
+from fedsim.models import StatelessModel
 from fedsim.models.precision import bfloat16_units_text
 from fedsim.shift import Shift
 from fedsim.trainer import trial
@@ -20,13 +20,13 @@ from fedsim.trainer.executors import make_executor
 log = logging.getLogger(__name__)
 
 
-def warn_if_slower(
+def warn_if_precision_slower(
     executor_choice: ExecutorChoice,
     local_rule: LocalRule,
-    model: RowModel,
+    model: StatelessModel,
     shift: Shift,
-    batch_plan: Plan,
-    rows: trial.TimedRows,
+    batch_plan: RoundPlan,
+    rows: trial.TimingRows,
 ) -> None:
     """Log a warning if a step of the round's rows takes longer with the chosen precision than in full precision."""
     row_count = min(len(batch_plan.load.steps), executor_choice.chunk)
@@ -44,7 +44,7 @@ def warn_if_slower(
         for precision in ("bf16", "full"):
             full_precision_model = copy.copy(model)
             full_precision_model.precision = precision
-            contenders[precision] = trial.timed_step(
+            contenders[precision] = trial.make_timed_step(
                 make_executor(executor_choice, local_rule, full_precision_model, shift, False), batch_plan, rows
             )
         trial.FASTEST_EXECUTOR_NAMES[timing_key] = trial.fastest_of_contenders(

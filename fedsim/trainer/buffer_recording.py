@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedsim.data.samples import Batch
 from fedsim.local.rule import Carry, LocalRule
-from fedsim.trainer.objective import FunctionalObjective, Penalty, PlainObjective, ShiftResponse
+from fedsim.trainer.objective import AutogradObjective, FunctionalObjective, Penalty, ShiftResponse
 
 OBJECTIVE_METHODS = ("gradient", "value", "per_sample", "hessian_product", "mixed_outputs")
 
@@ -19,14 +19,14 @@ class BufferRecordingObjective:
     """An objective that records what each forward pass left in the columns of statistics.
 
     Args:
-        inner_objective: `FunctionalObjective` or `PlainObjective`.
+        inner_objective: `FunctionalObjective` or `AutogradObjective`.
         vectorise: makes a client's function one of a chunk, params [c, d] and batch [c, B, …]: vmap, or
             `vmap_by_loop`; None for a rule that steps one client.
     """
 
     def __init__(
         self,
-        inner_objective: FunctionalObjective | PlainObjective,
+        inner_objective: FunctionalObjective | AutogradObjective,
         vectorise: Callable[[Callable[..., Any]], Callable[..., Any]] | None,
     ) -> None:
         self._recording_functions: dict[str, Callable[..., tuple[Tensor, ...]]] = {}
@@ -36,7 +36,7 @@ class BufferRecordingObjective:
         self.model, self._gradient_through = inner_objective.model, inner_objective.gradient_through
         self._penalised, self.forward = inner_objective.penalised, inner_objective.forward
         self.renew_module = (
-            inner_objective.renew_module if isinstance(inner_objective, PlainObjective) else lambda: None
+            inner_objective.renew_module if isinstance(inner_objective, AutogradObjective) else lambda: None
         )
         self.recorded_buffers: list[tuple[Tensor, Tensor]] = []
 
@@ -88,16 +88,16 @@ class BufferRecordingObjective:
             return local_rule.step(carry, batch, lr, self)
         self.recorded_buffers = []
         carry_after, loss = local_rule.step(carry, batch, lr, self)
-        return self._carry_statistics(local_rule, carry, carry_after), loss
+        return self._carry_with_statistics(local_rule, carry, carry_after), loss
 
     def on_round_start(self, rule: LocalRule, carry: Carry, batch: Batch, lr: Tensor) -> Carry:
         """Call the rule's `on_round_start` before its first step; statistics are carried along."""
         if not self.model.statistics:
             return rule.on_round_start(carry, batch, lr, self)
         self.recorded_buffers = []
-        return self._carry_statistics(rule, carry, rule.on_round_start(carry, batch, lr, self))
+        return self._carry_with_statistics(rule, carry, rule.on_round_start(carry, batch, lr, self))
 
-    def _carry_statistics(self, local_rule: LocalRule, carry_before: Carry, carry_after: Carry) -> Carry:
+    def _carry_with_statistics(self, local_rule: LocalRule, carry_before: Carry, carry_after: Carry) -> Carry:
         """Return the carry with the statistics that the last forward pass of each of its models left.
 
         A pass belongs to the model it was taken at; one that was taken elsewhere (at a mixture, at an adapted point)

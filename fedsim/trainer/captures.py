@@ -18,14 +18,14 @@ import torch
 from torch import Tensor
 
 from fedsim.trainer.cuda_graph import CapturedGraph, GraphWork
-from fedsim.trainer.replay import Recording, Replay
+from fedsim.trainer.replay import OperationRecording, Replay
 
 log = logging.getLogger(__name__)
 
 MAX_CAPTURE_BYTES = 2**30  # of arguments and results of one function
 
 
-class RecordedGraph:
+class CapturedCudaGraph:
     """A captured graph with its own input and output tensors.
 
     Args:
@@ -35,9 +35,9 @@ class RecordedGraph:
     """
 
     def __init__(
-        self, recording: Recording, inputs: list[Tensor], capture: Callable[[GraphWork], CapturedGraph]
+        self, recording: OperationRecording, inputs: list[Tensor], capture: Callable[[GraphWork], CapturedGraph]
     ) -> None:
-        self.inputs, self._rebuild_result = inputs, recording.rebuild_result
+        self.inputs, self._rebuild_result = inputs, recording.result_from_tensors
         self._replay_graph, self.outputs = capture(lambda: list(recording.operations(*inputs)))
         input_indices = {id(tensor): index for index, tensor in enumerate(inputs)}
         self._passed_input_indices = [input_indices.get(id(output)) for output in self.outputs]
@@ -62,7 +62,7 @@ class GraphReplay(Replay):
     """As `Replay`, for graphs that the device captures.
 
     Args:
-        capture: see `RecordedGraph`.
+        capture: see `CapturedCudaGraph`.
         most_bytes: to hold for captured steps. None: `MAX_CAPTURE_BYTES`.
     """
 
@@ -79,12 +79,14 @@ class GraphReplay(Replay):
         self.max_bytes = MAX_CAPTURE_BYTES if most_bytes is None else most_bytes
         self._has_warned = False
 
-    def _build(self, argument_form: Any, tensors: list[Tensor]) -> Callable[[list[Tensor]], Any]:
+    def _build_recording(self, argument_form: Any, tensors: list[Tensor]) -> Callable[[list[Tensor]], Any]:
         if len({tensor.device for tensor in tensors}) > 1:  # a number on the host would be frozen in the graph
             return self._fall_back_to_replay(argument_form, tensors, "arguments lie on several devices")
         inputs = [tensor.clone(memory_format=torch.contiguous_format) for tensor in tensors]
         try:
-            capture = RecordedGraph(Recording(self.function, argument_form, inputs), inputs, self._capture_graph)
+            capture = CapturedCudaGraph(
+                OperationRecording(self.function, argument_form, inputs), inputs, self._capture_graph
+            )
         except Exception as error:  # what cannot be recorded either is refused there
             return self._fall_back_to_replay(argument_form, tensors, str(error).partition("\n")[0].partition(". ")[0])
         if capture.num_bytes > self.max_bytes:
@@ -100,14 +102,14 @@ class GraphReplay(Replay):
         if not self._has_warned:
             log.warning("trainer.compile=graph: a step cannot be captured and runs operation by operation (%s)", reason)
         self._has_warned = True
-        return super()._build(argument_form, tensors)
+        return super()._build_recording(argument_form, tensors)
 
-    def _drop_oldest(self) -> None:
-        super()._drop_oldest()
+    def _evict_least_recent(self) -> None:
+        super()._evict_least_recent()
         bytes_by_key = {
             key: recording.num_bytes
             for key, recording in self._recordings.items()
-            if isinstance(recording, RecordedGraph)
+            if isinstance(recording, CapturedCudaGraph)
         }
         while sum(bytes_by_key.values()) > self.max_bytes:
             oldest_key = next(iter(bytes_by_key))

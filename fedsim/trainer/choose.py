@@ -30,17 +30,17 @@ import torch
 
 from fedsim.core.errors import ConfigError
 from fedsim.local import LocalRule
-from fedsim.models import RowModel
+from fedsim.models import StatelessModel
 from fedsim.shift import Shift
-from fedsim.trainer.agreement import Agreement
-from fedsim.trainer.cuda_graph import check_graph_capture
+from fedsim.trainer.agreement import ExecutorAgreement
+from fedsim.trainer.cuda_graph import check_graph_capturable
 from fedsim.trainer.execution import Execution
 from fedsim.trainer.fused_executor import (
     FUSED_EXECUTORS,
     fusible_descents,
-    is_model_groupable,
+    has_groupable_convolutions,
     is_model_stackable,
-    num_models_in_use,
+    num_rows_in_memory,
 )
 
 log = logging.getLogger(__name__)
@@ -83,13 +83,13 @@ class ExecutorChoice:
 
 def candidate_executors(
     requested_execution: Execution,
-    model: RowModel,
+    model: StatelessModel,
     local_rule: LocalRule,
     shift: Shift,
     batch_size: int,
     sample_size: int,
     ranks: int = 1,
-    agreement: Agreement | None = None,
+    agreement: ExecutorAgreement | None = None,
 ) -> list[ExecutorChoice]:
     """Resolve 'auto' settings: the choice of the rule first, then those that may be tried in addition.
 
@@ -115,11 +115,11 @@ def candidate_executors(
             model's convolutions cannot be grouped, compile where nothing is vmapped.
     """
     if requested_execution.compile == "graph":
-        check_graph_capture(local_rule, model, shift)
+        check_graph_capturable(local_rule, model, shift)
     batch_numbers = batch_size * max(sample_size, 1)
     if model.traits.isolation_reason is not None:
         loop = _isolated_rows_choice(requested_execution, model, local_rule, shift, batch_numbers)
-        return _agreeing_choices([loop], agreement, requested_execution, model) or [loop]
+        return _agreeing_executor_choices([loop], agreement, requested_execution, model) or [loop]
     executor = _executor_to_compile(requested_execution)
     has_plain_descents, can_stack = bool(fusible_descents(local_rule, shift, model)), is_model_stackable(model)
     is_executor_settled = executor in (*FUSED_EXECUTORS, "loop") or (
@@ -130,7 +130,7 @@ def candidate_executors(
     reason_by_executor = {executor: "as configured"}
     if executor == "auto":
         slow_batched = model.convolutional and model.device.type == "cpu"
-        groupable = has_plain_descents and is_model_groupable(model)
+        groupable = has_plain_descents and has_groupable_convolutions(model)
         reason_by_executor = _ordered_executors(
             has_plain_descents, can_stack, slow_batched, unvmapped_reason is None, groupable
         )
@@ -142,7 +142,7 @@ def candidate_executors(
         _choice_with_chunk(name, reason, requested_execution, model, local_rule, shift, batch_numbers)
         for name, reason in reason_by_executor.items()
     ]
-    agreeing_choices = _agreeing_choices(choices, agreement, requested_execution, model)
+    agreeing_choices = _agreeing_executor_choices(choices, agreement, requested_execution, model)
     if agreeing_choices is None:  # the model has changed and needs another executor
         return candidate_executors(
             requested_execution, model, local_rule, shift, batch_size, sample_size, ranks, agreement
@@ -151,7 +151,7 @@ def candidate_executors(
 
 
 def _isolated_rows_choice(
-    requested_execution: Execution, model: RowModel, local_rule: LocalRule, shift: Shift, batch_numbers: int
+    requested_execution: Execution, model: StatelessModel, local_rule: LocalRule, shift: Shift, batch_numbers: int
 ) -> ExecutorChoice:
     """Choose rows one by one, the only way for a model of which each client needs a new copy."""
     if requested_execution.executor not in ("auto", "loop"):
@@ -173,14 +173,14 @@ def _executor_to_compile(requested: Execution) -> str:
 
 
 def _check_executor_possible(
-    executor: str, model: RowModel, has_plain_descents: bool, unvmapped_reason: str | None
+    executor: str, model: StatelessModel, has_plain_descents: bool, unvmapped_reason: str | None
 ) -> None:
     if executor == "vmap" and unvmapped_reason is not None:
         raise ConfigError(
             f"trainer.executor=vmap cannot run {_model_name(model)} ({unvmapped_reason}); use trainer.executor=auto, "
             "or loop"
         )
-    if executor == "grouped" and not is_model_groupable(model):
+    if executor == "grouped" and not has_groupable_convolutions(model):
         raise ConfigError(
             f"trainer.executor=grouped cannot run {_model_name(model)}: it takes networks on a CPU with their "
             "convolutions in one nn.Sequential up to an nn.Flatten, without dropout or batch normalisation; use "
@@ -194,8 +194,11 @@ def _check_executor_possible(
         )
 
 
-def _agreeing_choices(
-    executor_choices: list[ExecutorChoice], agreement: Agreement | None, requested_execution: Execution, model: RowModel
+def _agreeing_executor_choices(
+    executor_choices: list[ExecutorChoice],
+    agreement: ExecutorAgreement | None,
+    requested_execution: Execution,
+    model: StatelessModel,
 ) -> list[ExecutorChoice] | None:
     """Return the choices that give the same numbers as plain PyTorch; None after a trait of the model has changed, so
     that other choices are possible.
@@ -207,13 +210,13 @@ def _agreeing_choices(
         return executor_choices
     model_traits = model.traits
     reason_by_executor = {
-        choice.executor: agreement.disagreement_reason(choice.executor, model_traits) for choice in executor_choices
+        choice.executor: agreement.executor_refusal_reason(choice.executor, model_traits) for choice in executor_choices
     }
     agreeing_choices = [choice for choice in executor_choices if reason_by_executor[choice.executor] is None]
     if not model.mixes_samples and len(agreeing_choices) < len(executor_choices):
         unpadded_traits = dataclasses.replace(model_traits, mixes_samples=True)
         if any(
-            reason and agreement.disagreement_reason(name, unpadded_traits) is None
+            reason and agreement.executor_refusal_reason(name, unpadded_traits) is None
             for name, reason in reason_by_executor.items()
             if name != "loop"
         ):
@@ -225,7 +228,7 @@ def _agreeing_choices(
     reason = next(iter(reason_by_executor.values()))
     if requested_execution.executor in ("auto", "loop") and model_traits.isolation_reason is None:
         isolated_traits = dataclasses.replace(model_traits, isolation_reason="one client's pass changes the next one's")
-        if agreement.disagreement_reason("loop", isolated_traits) is None:
+        if agreement.executor_refusal_reason("loop", isolated_traits) is None:
             model_traits.isolation_reason = isolated_traits.isolation_reason
             return None
     remedy = (
@@ -239,7 +242,7 @@ def _agreeing_choices(
     )
 
 
-def _model_name(model: RowModel) -> str:
+def _model_name(model: StatelessModel) -> str:
     return type(model.training_module).__name__
 
 
@@ -283,7 +286,7 @@ def _choice_with_chunk(
     executor: str,
     reason: str,
     requested_execution: Execution,
-    model: RowModel,
+    model: StatelessModel,
     rule: LocalRule,
     shift: Shift,
     batch: int,
@@ -295,7 +298,7 @@ def _choice_with_chunk(
         if requested_execution.workers == "auto"
         else resolve_num_workers(int(requested_execution.workers))
     )
-    models = num_models_in_use(fusible_descents(rule, shift, model)) if executor in FUSED_EXECUTORS else 1
+    models = num_rows_in_memory(fusible_descents(rule, shift, model)) if executor in FUSED_EXECUTORS else 1
     row_bytes = torch.finfo(model.dtype).bits // 8 * (models * model.dimension + batch)
     if is_cpu:
         budget: float = CPU_STACK_BYTES if executor in FUSED_EXECUTORS else CPU_CHUNK_BYTES

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from fedsim.core.errors import ConfigError
 from fedsim.local import LocalRule
-from fedsim.models import RowModel
+from fedsim.models import StatelessModel
 from fedsim.shift import Shift
-from fedsim.trainer.replay import is_replayable
+from fedsim.trainer.replay import has_fixed_operations
 
 WARM_UP_RUNS = 3  # times, as PyTorch asks for, in which libraries choose their kernels and take their memory
 
@@ -19,13 +19,13 @@ GraphWork = Callable[[], list[Tensor]]
 CapturedGraph = tuple[Callable[[], None], list[Tensor]]
 
 
-def check_graph_capture(local_rule: LocalRule, model: RowModel, shift: Shift) -> None:
+def check_graph_capturable(local_rule: LocalRule, model: StatelessModel, shift: Shift) -> None:
     """Raise an error if a step of these cannot be captured."""
     if model.device.type != "cuda":
         raise ConfigError(
             f"trainer.compile=graph needs a GPU, and the device is {model.device}; use trainer.compile=replay"
         )
-    if not is_replayable(local_rule, model, shift):
+    if not has_fixed_operations(local_rule, model, shift):
         raise ConfigError(
             "trainer.compile=graph captures steps that do the same operations every time, and of the rule, shift, loss "
             "or module here one draws random numbers itself or is not known to; use trainer.compile=replay, or give a "

@@ -25,7 +25,7 @@ def is_out_of_memory(error: RuntimeError) -> bool:
     )
 
 
-def single_row_memory_error(device: torch.device) -> RunError:
+def single_client_memory_error(device: torch.device) -> RunError:
     """Return the error for a chunk of a single row that does not fit."""
     return RunError(
         f"out of memory on {device}: there is no room for a single client's local steps; lower batch_size or the "
@@ -33,7 +33,7 @@ def single_row_memory_error(device: torch.device) -> RunError:
     )
 
 
-def device_memory_error(device: str) -> str:
+def device_memory_error_text(device: str) -> str:
     """Return the error for work that does not run in chunks and does not fit."""
     return (
         f"out of memory on device={device} outside local training; lower clients, len(seeds) or the model's size, put "
@@ -44,7 +44,7 @@ def device_memory_error(device: str) -> str:
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 
 
-def configure_allocator(device: torch.device) -> bool:
+def raise_malloc_thresholds(device: torch.device) -> bool:
     """Raise glibc's thresholds to 1 GiB, for this process, if models are on the CPU.
 
     Returns:

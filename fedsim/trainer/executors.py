@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fedsim.local import LocalRule
-from fedsim.models import RowModel
+from fedsim.models import StatelessModel
 from fedsim.shift import Shift
 from fedsim.trainer.choose import ExecutorChoice
 from fedsim.trainer.fused_executor import FusedExecutor, fusible_descents
@@ -14,7 +14,7 @@ Executor = FusedExecutor | LoopExecutor | VmapExecutor
 
 
 def make_executor(
-    executor_choice: ExecutorChoice, local_rule: LocalRule, model: RowModel, shift: Shift, contaminated: bool
+    executor_choice: ExecutorChoice, local_rule: LocalRule, model: StatelessModel, shift: Shift, contaminated: bool
 ) -> Executor:
     """Build the chosen executor; `contaminated`: foreign samples are mixed into the batches."""
     if executor_choice.executor == "loop":

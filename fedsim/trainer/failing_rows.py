@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedsim.core.numerical import is_numerical
+from fedsim.core.numerical import is_numerical_error
 from fedsim.local.rule import Carry
 
 RowRunner = Callable[[np.ndarray], "tuple[Carry, Tensor]"]
@@ -34,12 +34,12 @@ def run_without_failing_rows(
     """
     failing_mask = diverged_mask.copy()
     if failing_mask.any() and not failing_mask.all():
-        result = _try_rows(run_rows, _replace_failing_rows(rows, failing_mask))
+        result = _try_rows(run_rows, _replace_failing_positions(rows, failing_mask))
         if result is not None:
-            return _mark_failed_rows(*result, failing_mask)
+            return _set_failed_rows_nan(*result, failing_mask)
     failing_mask[_failing_positions(run_rows, rows, np.flatnonzero(~failing_mask))] = True
-    result = None if failing_mask.all() else _try_rows(run_rows, _replace_failing_rows(rows, failing_mask))
-    return None if result is None else _mark_failed_rows(*result, failing_mask)
+    result = None if failing_mask.all() else _try_rows(run_rows, _replace_failing_positions(rows, failing_mask))
+    return None if result is None else _set_failed_rows_nan(*result, failing_mask)
 
 
 def _try_rows(run: RowRunner, rows: np.ndarray) -> tuple[Carry, Tensor] | None:
@@ -47,7 +47,7 @@ def _try_rows(run: RowRunner, rows: np.ndarray) -> tuple[Carry, Tensor] | None:
     try:
         return run(rows)
     except Exception as error:
-        if not is_numerical(error):
+        if not is_numerical_error(error):
             raise
         return None
 
@@ -64,7 +64,7 @@ def _failing_positions(run_rows: RowRunner, rows: np.ndarray, row_positions: np.
     )
 
 
-def _replace_failing_rows(rows: np.ndarray, failing_mask: np.ndarray) -> np.ndarray:
+def _replace_failing_positions(rows: np.ndarray, failing_mask: np.ndarray) -> np.ndarray:
     """Replace each failing position by the nearest one that does not fail, which keeps the order by steps."""
     good_positions = np.flatnonzero(~failing_mask)
     next_good_index = np.searchsorted(good_positions, np.arange(len(rows))).clip(max=len(good_positions) - 1)
@@ -72,14 +72,14 @@ def _replace_failing_rows(rows: np.ndarray, failing_mask: np.ndarray) -> np.ndar
     return replaced_rows
 
 
-def _mark_failed_rows(carry: Carry, losses: Tensor, failing_mask: np.ndarray) -> tuple[Carry, Tensor]:
+def _set_failed_rows_nan(carry: Carry, losses: Tensor, failing_mask: np.ndarray) -> tuple[Carry, Tensor]:
     """Set the failed rows to NaN."""
     failed_mask = torch.as_tensor(failing_mask, device=losses.device)
-    marked_carry = {name: set_nan(failed_mask, value) for name, value in carry.items()}
-    return marked_carry, set_nan(failed_mask, losses)
+    marked_carry = {name: fill_failed_rows_with_nan(failed_mask, value) for name, value in carry.items()}
+    return marked_carry, fill_failed_rows_with_nan(failed_mask, losses)
 
 
-def set_nan(failed_mask: Tensor, values: Tensor) -> Tensor:
+def fill_failed_rows_with_nan(failed_mask: Tensor, values: Tensor) -> Tensor:
     """Return [c, …] with NaN in the bad rows [c]; integers are unchanged."""
     if not values.is_floating_point():
         return values

@@ -41,7 +41,7 @@ class FullDataQuery:
         self.trainer, self.query_trainer = trainer, query_trainer
 
     @classmethod
-    def beside_trainer(cls, trainers: TrainerFactory, trainer: Trainer) -> FullDataQuery:
+    def from_trainer(cls, trainers: TrainerFactory, trainer: Trainer) -> FullDataQuery:
         """Build the query next to a trainer that `trainers` made; they make another trainer for it."""
         size = trainer.local_rule.work.batch_size if trainers.data.dataset.stream else None
         return cls(trainer, trainers(FullGradientRule(lr=1.0, steps=1, batch_size=size)))

@@ -15,23 +15,23 @@ from torch import Tensor
 
 from fedsim.data.samples import Batch, Chunk
 from fedsim.local.rule import Carry, GradientStep, LocalRule
-from fedsim.models import LOSSES, RowModel
+from fedsim.models import LOSSES, StatelessModel
 from fedsim.models.calling import cast_output
-from fedsim.models.losses import weighted_mean, without_vmap
+from fedsim.models.losses import fused_loss, weighted_mean
 from fedsim.shift import Shift
 from fedsim.trainer.buffer_recording import BufferRecordingObjective
 from fedsim.trainer.grouped_convolutions import is_groupable
-from fedsim.trainer.in_place import broadcast_rows
+from fedsim.trainer.in_place import broadcastable_to_rows
 from fedsim.trainer.loop_executor import unstack_first_row
 from fedsim.trainer.model_stack import ModelStack, prefers_channels_last
-from fedsim.trainer.objective import PlainObjective
-from fedsim.trainer.stepping import is_stackable
+from fedsim.trainer.objective import AutogradObjective
+from fedsim.trainer.stepping import accepts_stacked_rows
 from fedsim.trainer.workers import map_threads
 
 FUSED_EXECUTORS = ("fused", "grouped")  # names under which it can be chosen
 
 
-def fusible_descents(rule: LocalRule, shift: Shift, model: RowModel) -> tuple[GradientStep, ...]:
+def fusible_descents(rule: LocalRule, shift: Shift, model: StatelessModel) -> tuple[GradientStep, ...]:
     """Return the gradient descents of which a step consists; none if it contains anything else, or if the data
     depend on x."""
     if shift.active:
@@ -43,22 +43,24 @@ def fusible_descents(rule: LocalRule, shift: Shift, model: RowModel) -> tuple[Gr
     return () if model.ridge and mixed else steps
 
 
-def num_models_in_use(steps: tuple[GradientStep, ...]) -> int:
+def num_rows_in_memory(steps: tuple[GradientStep, ...]) -> int:
     """Return how many rows of a client are in memory during a step: its models, mixtures, and optimiser states."""
     return sum((2 if step.mix_with and not step.outputs else 1) + len(step.state) for step in steps)
 
 
-def is_model_stackable(model: RowModel) -> bool:
+def is_model_stackable(model: StatelessModel) -> bool:
     """Return whether several rows of the model can go through one forward pass."""
-    return _keeps_rows_independent(model) and is_stackable(model.training_module, not prefers_channels_last(model))
+    return _keeps_rows_independent(model) and accepts_stacked_rows(
+        model.training_module, not prefers_channels_last(model)
+    )
 
 
-def is_model_groupable(model: RowModel) -> bool:
+def has_groupable_convolutions(model: StatelessModel) -> bool:
     """Return whether the convolutions of several rows of the model can become one grouped convolution on a CPU."""
     return prefers_channels_last(model) and _keeps_rows_independent(model) and is_groupable(model.training_module)
 
 
-def _keeps_rows_independent(model: RowModel) -> bool:
+def _keeps_rows_independent(model: StatelessModel) -> bool:
     """Return whether samples, and losses of samples, are independent of the rest of the batch."""
     independent = not (model.statistics or model.mixes_samples or model.traits.random)
     return independent and model.loss in LOSSES.values()
@@ -77,11 +79,11 @@ def backpropagate(outputs: Tensor, gradient: Tensor) -> None:
 class ClientStack:
     """All models of up to `stack` clients, used by one thread at a time."""
 
-    def __init__(self, rule: LocalRule, model: RowModel, steps: tuple[GradientStep, ...], grouped: bool) -> None:
+    def __init__(self, rule: LocalRule, model: StatelessModel, steps: tuple[GradientStep, ...], grouped: bool) -> None:
         self.local_rule, self.model, self.steps = rule, model, steps
         self.model_stack_by_name = {step.name: ModelStack(model, step, grouped) for step in steps}
-        self.objective = BufferRecordingObjective(PlainObjective(model), None) if rule.has_round_start else None
-        self.channels_last, self.loss = prefers_channels_last(model) and not grouped, without_vmap(model.loss)
+        self.objective = BufferRecordingObjective(AutogradObjective(model), None) if rule.has_round_start else None
+        self.channels_last, self.loss = prefers_channels_last(model) and not grouped, fused_loss(model.loss)
         self.mixing_weights_by_model: dict[str, Tensor] = {}
 
     def start_round(self, carry: Carry, batch: Batch, learning_rates: Tensor) -> Carry:
@@ -136,7 +138,7 @@ class ClientStack:
                     base_output = outputs[step.mix_with].detach().unflatten(0, (row_count, -1))
                     step_output = layer_output.unflatten(0, (row_count, -1))
                     layer_output = torch.lerp(
-                        base_output, step_output, broadcast_rows(mixing_weights[step.name], step_output)
+                        base_output, step_output, broadcastable_to_rows(mixing_weights[step.name], step_output)
                     ).flatten(0, 1)
                 losses = self.loss(layer_output, flat_batch).view(row_count, -1)
                 value = weighted_mean(losses, batch.get("weight"))
@@ -154,20 +156,20 @@ class FusedExecutor:
         steps: these `descents`.
         stack: rows that go through the module together; 1 unless the model can be stacked or grouped.
         workers: threads that share the stacks on a CPU.
-        grouped: convolutions of a stack are one grouped convolution; the model `is_model_groupable`.
+        grouped: convolutions of a stack are one grouped convolution; the model `has_groupable_convolutions`.
     """
 
     def __init__(
         self,
         local_rule: LocalRule,
-        model: RowModel,
+        model: StatelessModel,
         steps: tuple[GradientStep, ...],
         stack: int,
         workers: int,
         grouped: bool = False,
     ) -> None:
         self.rows_per_stack, self.workers, self.dtype = stack, workers, model.dtype
-        self.changed_entries = {name for step in steps for name in step.changed_entries}
+        self.changed_entries = {name for step in steps for name in step.changed_entry_names}
         self.has_round_start = local_rule.has_round_start
         self._client_stacks: queue.SimpleQueue[ClientStack] = queue.SimpleQueue()
         for _ in range(workers):

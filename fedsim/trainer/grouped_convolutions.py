@@ -26,10 +26,10 @@ from fedsim.trainer.stepping import (
     SteppingConv2d,
     SteppingLayer,
     cast_for_autocast,
-    has_plain_parameters,
-    is_sequential,
+    has_only_weight_and_bias,
+    has_sequential_layers,
     is_stackable_layer,
-    make_stepping_layer,
+    stepping_layer_class,
 )
 
 CHANNELWISE_LAYERS = tuple(kind for kind in SAMPLEWISE_LAYERS if kind not in (nn.Flatten, KeyedDropout))
@@ -61,10 +61,10 @@ class ConvolutionTrunk:
         return f"{self.sequential_name}.{position}" if self.sequential_name else str(position)
 
 
-def find_trunk(module: nn.Module) -> ConvolutionTrunk | None:
+def find_convolution_trunk(module: nn.Module) -> ConvolutionTrunk | None:
     """Return the part that contains all convolutions of a module and can be grouped; None if there is none."""
     convolutions = [layer for layer in module.modules() if isinstance(layer, nn.Conv2d)]
-    if not convolutions or module is convolutions[0] or not is_sequential(module):
+    if not convolutions or module is convolutions[0] or not has_sequential_layers(module):
         return None
     sequence_name, parent = next((n, m) for n, m in module.named_modules() if convolutions[0] in m.children())
     layers = list(parent.children())
@@ -80,7 +80,7 @@ def find_trunk(module: nn.Module) -> ConvolutionTrunk | None:
 
 def is_groupable(module: nn.Module) -> bool:
     """Return whether samples of several rows can go through the module together, with grouped convolutions."""
-    trunk = find_trunk(module)
+    trunk = find_convolution_trunk(module)
     if trunk is None:
         return False
     leaves = [layer for layer in module.modules() if next(layer.children(), None) is None]
@@ -89,13 +89,13 @@ def is_groupable(module: nn.Module) -> bool:
 
 def _is_layer_groupable(layer: nn.Module) -> bool:
     if type(layer) is nn.GroupNorm:
-        return layer.affine and has_plain_parameters(layer)
-    return make_stepping_layer(layer, True) is SteppingConv2d or type(layer) in CHANNELWISE_LAYERS
+        return layer.affine and has_only_weight_and_bias(layer)
+    return stepping_layer_class(layer, True) is SteppingConv2d or type(layer) in CHANNELWISE_LAYERS
 
 
-def with_grouped_trunk(module: nn.Module, make_step: Callable[[], InPlaceStep]) -> list[SteppingLayer]:
+def replace_trunk_layers(module: nn.Module, make_step: Callable[[], InPlaceStep]) -> list[SteppingLayer]:
     """Replace the layers of the module's trunk in place; return those that have parameters."""
-    trunk = find_trunk(module)
+    trunk = find_convolution_trunk(module)
     assert trunk is not None
     replaced_layers: list[SteppingLayer] = []
     for layer_position, layer in enumerate(trunk.layers, trunk.first_position):
@@ -109,7 +109,7 @@ def with_grouped_trunk(module: nn.Module, make_step: Callable[[], InPlaceStep]) 
         else:
             continue
         trunk.sequential[layer_position] = replaced_layers[-1]
-    trunk.sequential[trunk.flatten_position] = UngroupedFlatten(replaced_layers[0])
+    trunk.sequential[trunk.flatten_position] = UngroupingFlatten(replaced_layers[0])
     return replaced_layers
 
 
@@ -169,7 +169,7 @@ class GroupedConv2d(SteppingLayer):
         return output
 
 
-class _AffineStep(torch.autograd.Function):
+class _SteppingAffine(torch.autograd.Function):
     """x [B, c·C, H, W] → weight · x + bias, per channel; the backward pass steps the layer's own [c, C]."""
 
     @staticmethod
@@ -202,11 +202,11 @@ class GroupedGroupNorm(SteppingLayer):
     def forward(self, x: Tensor) -> Tensor:
         rows = self.num_rows
         x = F.group_norm(x, rows * self.num_groups, eps=self.eps)
-        output: Tensor = _AffineStep.apply(x, self.weight[:rows], self)  # type: ignore[no-untyped-call]
+        output: Tensor = _SteppingAffine.apply(x, self.weight[:rows], self)  # type: ignore[no-untyped-call]
         return output
 
 
-class UngroupedFlatten(nn.Module):
+class UngroupingFlatten(nn.Module):
     """The end of a trunk: [B, c·C, H, W] → [c·B, C·H·W], with the samples of each row contiguous again.
 
     Args:

@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from fedsim.local.rule import HeavyBall, Moments
+from fedsim.local.rule import AdamMoments, HeavyBall
 
 
-def broadcast_rows(numbers: Tensor, rows: Tensor) -> Tensor:
+def broadcastable_to_rows(numbers: Tensor, rows: Tensor) -> Tensor:
     """Return [c'] as [c', 1, …], to be combined with rows [c, …]."""
     return numbers.view(-1, *[1] * (rows.dim() - 1))
 
@@ -84,7 +84,7 @@ class InPlaceStep(ABC):
         """Announce a step of the first rows."""
         self.pending_step, self._is_applied = step, False
 
-    def apply_remaining(self) -> None:
+    def take_pending_step(self) -> None:
         """Take the step if it has not been taken, because no sample used the parameters."""
         if not self._is_applied:
             self.descend([None] * len(self.rows.parameters))
@@ -96,7 +96,7 @@ class InPlaceStep(ABC):
             self._step(index, gradient)
         self._is_applied = True
 
-    def descend_along(self, outputs: Tensor, inputs: Tensor) -> None:
+    def step_linear_layer(self, outputs: Tensor, inputs: Tensor) -> None:
         """That of a linear layer's weight [c, out, in], and its bias [c, 1, out] if it has one, by the gradients of its
         outputs [c', N, out] and its inputs [c', N, in]; where these are of a lower precision, so is their product, but
         not the step."""
@@ -112,7 +112,7 @@ class InPlaceStep(ABC):
         """Return the rows of a parameter that take the step."""
         return rows[index][: len(self.pending_step.learning_rates)]
 
-    def _sample_ones(self, outputs: Tensor) -> Tensor:
+    def _ones_per_sample(self, outputs: Tensor) -> Tensor:
         """Return [c', 1, N] of ones, whose product with outputs [c', N, out] is their sum over the samples."""
         shape = (len(outputs), 1, outputs.shape[1])
         if self._ones_buffer.shape != shape or self._ones_buffer.dtype != outputs.dtype:
@@ -129,7 +129,7 @@ class PlainStep(InPlaceStep):
 
     scales_by_rate = True
 
-    def _combine_gradient_terms(self, parameter_index: int) -> Tensor:
+    def _apply_sample_free_terms(self, parameter_index: int) -> Tensor:
         """Return the parameter after the terms that do not depend on the samples."""
         parameter, drift, step = (
             self._active_rows(self.rows.parameters, parameter_index),
@@ -137,25 +137,25 @@ class PlainStep(InPlaceStep):
             self.pending_step,
         )
         if step.weight_decay_factor is not None:
-            parameter.mul_(broadcast_rows(step.weight_decay_factor, parameter))
+            parameter.mul_(broadcastable_to_rows(step.weight_decay_factor, parameter))
         return (
             parameter
             if drift is None
-            else parameter.addcmul_(drift, broadcast_rows(step.learning_rates, parameter), value=-1)
+            else parameter.addcmul_(drift, broadcastable_to_rows(step.learning_rates, parameter), value=-1)
         )
 
     def _step(self, parameter_index: int, gradient: Tensor | None) -> None:
-        parameter = self._combine_gradient_terms(parameter_index)
+        parameter = self._apply_sample_free_terms(parameter_index)
         if gradient is not None:
             parameter.add_(gradient)
 
-    def descend_along(self, outputs: Tensor, inputs: Tensor) -> None:
+    def step_linear_layer(self, outputs: Tensor, inputs: Tensor) -> None:
         if outputs.dtype != self.rows.parameters[0].dtype:
-            super().descend_along(outputs, inputs)
+            super().step_linear_layer(outputs, inputs)
             return
-        self._combine_gradient_terms(0).baddbmm_(outputs.mT, inputs)
+        self._apply_sample_free_terms(0).baddbmm_(outputs.mT, inputs)
         if len(self.rows.parameters) > 1:
-            self._combine_gradient_terms(1).baddbmm_(self._sample_ones(outputs), outputs)
+            self._apply_sample_free_terms(1).baddbmm_(self._ones_per_sample(outputs), outputs)
         self._is_applied = True
 
 
@@ -170,7 +170,7 @@ class MomentumStep(InPlaceStep):
         super().__init__()
         self.momentum, self.nesterov = settings.momentum, settings.nesterov
 
-    def _apply_drift(self, parameter_index: int) -> Tensor:
+    def _combine_velocity_terms(self, parameter_index: int) -> Tensor:
         """Return the velocity after the terms that do not depend on the samples."""
         parameter, velocity = (
             self._active_rows(self.rows.parameters, parameter_index),
@@ -178,15 +178,15 @@ class MomentumStep(InPlaceStep):
         )
         drift, step, momentum = self._gradient_term(parameter_index), self.pending_step, self.momentum
         if self.nesterov:
-            parameter.addcmul_(velocity, broadcast_rows(step.learning_rates, parameter), value=momentum)
+            parameter.addcmul_(velocity, broadcastable_to_rows(step.learning_rates, parameter), value=momentum)
         if step.weight_decay is None:
             velocity.mul_(momentum)
         else:  # λ meets x as it was
             nesterov_factor = (
                 1 - step.learning_rates * step.weight_decay if self.nesterov else torch.ones_like(step.learning_rates)
             )
-            velocity.mul_(broadcast_rows(momentum * nesterov_factor, parameter)).addcmul_(
-                parameter, broadcast_rows(step.weight_decay, parameter)
+            velocity.mul_(broadcastable_to_rows(momentum * nesterov_factor, parameter)).addcmul_(
+                parameter, broadcastable_to_rows(step.weight_decay, parameter)
             )
         return velocity if drift is None else velocity.add_(drift)
 
@@ -197,24 +197,24 @@ class MomentumStep(InPlaceStep):
         )
         parameter.addcmul_(
             velocity,
-            broadcast_rows(self.pending_step.learning_rates, parameter),
+            broadcastable_to_rows(self.pending_step.learning_rates, parameter),
             value=-1 - self.momentum if self.nesterov else -1,
         )
 
     def _step(self, parameter_index: int, gradient: Tensor | None) -> None:
-        velocity = self._apply_drift(parameter_index)
+        velocity = self._combine_velocity_terms(parameter_index)
         if gradient is not None:
             velocity.add_(gradient)
         self._apply_velocity(parameter_index)
 
-    def descend_along(self, outputs: Tensor, inputs: Tensor) -> None:
+    def step_linear_layer(self, outputs: Tensor, inputs: Tensor) -> None:
         if outputs.dtype != self.rows.parameters[0].dtype:
-            super().descend_along(outputs, inputs)
+            super().step_linear_layer(outputs, inputs)
             return
-        self._apply_drift(0).baddbmm_(outputs.mT, inputs)
+        self._combine_velocity_terms(0).baddbmm_(outputs.mT, inputs)
         self._apply_velocity(0)
         if len(self.rows.parameters) > 1:
-            self._apply_drift(1).baddbmm_(self._sample_ones(outputs), outputs)
+            self._combine_velocity_terms(1).baddbmm_(self._ones_per_sample(outputs), outputs)
             self._apply_velocity(1)
         self._is_applied = True
 
@@ -223,7 +223,7 @@ class AdamStep(InPlaceStep):
     """m ← β₁ m + (1 − β₁) g, v ← β₂ v + (1 − β₂) g², g = gradient + drift + λx; x ← x − η m̂ / (√v̂ + ε), from
     (1 − ηλ') x for a decay λ' beside the step, which is in `PendingStep.weight_decay_factor`."""
 
-    def __init__(self, settings: Moments) -> None:
+    def __init__(self, settings: AdamMoments) -> None:
         super().__init__()
         self.settings = settings
 
@@ -250,24 +250,24 @@ class AdamStep(InPlaceStep):
         )
         gradient = torch.zeros_like(parameter) if gradient is None else gradient
         if step.weight_decay is not None:
-            gradient.addcmul_(parameter, broadcast_rows(step.weight_decay, parameter))
+            gradient.addcmul_(parameter, broadcastable_to_rows(step.weight_decay, parameter))
         if drift is not None:
             gradient.add_(drift)
         first_moment.lerp_(gradient, 1 - self.settings.beta1)
         second_moment.mul_(self.settings.beta2).addcmul_(gradient, gradient, value=1 - self.settings.beta2)
         if step.weight_decay_factor is not None:
-            parameter.mul_(broadcast_rows(step.weight_decay_factor, parameter))
+            parameter.mul_(broadcastable_to_rows(step.weight_decay_factor, parameter))
         scale = (
             torch.sqrt(second_moment, out=gradient)
-            .mul_(broadcast_rows(self._second_moment_correction, parameter))
+            .mul_(broadcastable_to_rows(self._second_moment_correction, parameter))
             .add_(self.settings.eps)
         )
         parameter.addcmul_(
-            torch.div(first_moment, scale, out=scale), broadcast_rows(self._corrected_rates, parameter), value=-1
+            torch.div(first_moment, scale, out=scale), broadcastable_to_rows(self._corrected_rates, parameter), value=-1
         )
 
 
-def make_in_place_step(optimiser: HeavyBall | Moments | None) -> InPlaceStep:
+def make_in_place_step(optimiser: HeavyBall | AdamMoments | None) -> InPlaceStep:
     """Build the step of a `GradientStep.optimiser`."""
     if optimiser is None:
         return PlainStep()

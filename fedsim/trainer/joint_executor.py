@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from fedsim.core.structural_equality import structurally_equal
-from fedsim.data.samples import ClientData, Plan
-from fedsim.models import RowModel
+from fedsim.data.samples import ClientData, RoundPlan
+from fedsim.models import StatelessModel
 from fedsim.trainer.choose import CPU_STACK_BYTES
 from fedsim.trainer.local_task import LocalResult, LocalTask
 from fedsim.trainer.trainer import Trainer
@@ -26,7 +26,7 @@ RATE_ATTRIBUTES = frozenset({"rates", "schedule"})
 MAX_JOINT_BYTES = 2**31  # of the rows that are laid side by side on a GPU
 
 
-class JointExecutor:
+class LockstepExecutor:
     """Runs the local tasks of runs in lockstep; compatible ones in one call of a trainer.
 
     Args:
@@ -47,7 +47,7 @@ class JointExecutor:
         Where several rows together fail, each run has its own try, and its own failure.
         """
         task_results: list[LocalResult | Exception | None] = [None] * len(local_tasks)
-        for task_indices in self._groups(local_tasks):
+        for task_indices in self._task_groups(local_tasks):
             local_results: Sequence[LocalResult | Exception]
             try:
                 local_results = self._run_jointly([local_tasks[index] for index in task_indices])
@@ -70,7 +70,7 @@ class JointExecutor:
         except Exception as error:
             return error
 
-    def _groups(self, local_tasks: Sequence[LocalTask]) -> list[list[int]]:
+    def _task_groups(self, local_tasks: Sequence[LocalTask]) -> list[list[int]]:
         """Return positions of compatible tasks, in groups whose bytes do not exceed the limit."""
         task_groups: list[list[int]] = []
         for index, local_task in enumerate(local_tasks):
@@ -80,9 +80,9 @@ class JointExecutor:
                 task_groups.append([index])
             else:
                 group.append(index)
-        return [subgroup for group in task_groups for subgroup in self._split_by_memory(group, local_tasks)]
+        return [subgroup for group in task_groups for subgroup in self._split_tasks_by_memory(group, local_tasks)]
 
-    def _split_by_memory(self, task_indices: list[int], local_tasks: Sequence[LocalTask]) -> list[list[int]]:
+    def _split_tasks_by_memory(self, task_indices: list[int], local_tasks: Sequence[LocalTask]) -> list[list[int]]:
         subgroups: list[list[int]] = [[]]
         total_bytes, max_bytes = 0, self.max_bytes
         if max_bytes is None:
@@ -133,13 +133,13 @@ class JointExecutor:
             return [first_task.trainer.run_local_steps(first_task)]
         leader = trainers[0]
         assert isinstance(leader, Trainer)
-        result = leader.run_local_steps(concatenate_tasks(local_tasks, self._shared_data(local_tasks)))
+        result = leader.run_local_steps(concatenate_tasks(local_tasks, self._joint_client_data(local_tasks)))
         for trainer, local_task in zip(trainers[1:], local_tasks[1:], strict=True):
             assert isinstance(trainer, Trainer)
             trainer.use_executor(leader.executor_choice.executor, local_task.carry)
-        return split_results(result, [len(local_task) for local_task in local_tasks])
+        return split_joint_result(result, [len(local_task) for local_task in local_tasks])
 
-    def _shared_data(self, local_tasks: list[LocalTask]) -> ClientData:
+    def _joint_client_data(self, local_tasks: list[LocalTask]) -> ClientData:
         """Return the combined clients of the tasks, cached as long as the same tasks go together."""
         client_data = [local_task.batch_plan.batches.data for local_task in local_tasks]
         key = tuple(map(id, client_data))
@@ -163,14 +163,14 @@ def are_trainers_compatible(first_trainer: Trainer, second_trainer: Trainer) -> 
     return (
         first_trainer.execution == second_trainer.execution
         and structurally_equal(first_trainer.local_rule, second_trainer.local_rule, RATE_ATTRIBUTES)
-        and are_models_equal(first_trainer.model, second_trainer.model)
+        and are_models_compatible(first_trainer.model, second_trainer.model)
         and first_batches.data.same_samples(second_batches.data)
         and structurally_equal(first_trainer.shift, second_trainer.shift)
         and structurally_equal(first_batches.contamination, second_batches.contamination)
     )
 
 
-def are_models_equal(first_model: RowModel, second_model: RowModel) -> bool:
+def are_models_compatible(first_model: StatelessModel, second_model: StatelessModel) -> bool:
     """Return whether two models have equal rows. Modules may differ in the values of trained tensors."""
     if first_model is second_model:
         return True
@@ -197,7 +197,9 @@ def concatenate_tasks(local_tasks: Sequence[LocalTask], data: ClientData) -> Loc
     first_task = local_tasks[0]
     carry = {name: torch.cat([local_task.carry[name] for local_task in local_tasks]) for name in first_task.carry}
     step_count = max(len(local_task.learning_rates) for local_task in local_tasks)
-    learning_rates = torch.cat([_pad_steps(local_task.learning_rates, step_count) for local_task in local_tasks], dim=1)
+    learning_rates = torch.cat(
+        [_pad_learning_rates(local_task.learning_rates, step_count) for local_task in local_tasks], dim=1
+    )
     row_offset, replicates = 0, []
     for local_task in local_tasks:
         replicates.append(local_task.replicate_index + row_offset)
@@ -206,16 +208,16 @@ def concatenate_tasks(local_tasks: Sequence[LocalTask], data: ClientData) -> Loc
         local_task.deployed_models for local_task in local_tasks if local_task.deployed_models is not None
     ]
     deployed = torch.cat(deployed_models) if deployed_models else None
-    plan = Plan.concatenate([local_task.batch_plan for local_task in local_tasks], data)
+    plan = RoundPlan.concatenate([local_task.batch_plan for local_task in local_tasks], data)
     return LocalTask(first_task.trainer, plan, carry, learning_rates, torch.cat(replicates), deployed)
 
 
-def _pad_steps(rates: Tensor, steps: int) -> Tensor:
+def _pad_learning_rates(rates: Tensor, steps: int) -> Tensor:
     """Return [steps, n] padded with zeros after a run's last step."""
     return rates if len(rates) == steps else torch.cat([rates, rates.new_zeros(steps - len(rates), rates.shape[1])])
 
 
-def split_results(joint_result: LocalResult, counts: Sequence[int]) -> list[LocalResult]:
+def split_joint_result(joint_result: LocalResult, counts: Sequence[int]) -> list[LocalResult]:
     """Return each task's own rows of the result, copied so that they outlive the joint one."""
     local_results, first_row = [], 0
     for count in counts:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedsim.data.samples import Plan
+from fedsim.data.samples import RoundPlan
 from fedsim.local.rule import Carry
 
 T = TypeVar("T")
@@ -54,7 +54,7 @@ class LocalTask:
     """
 
     trainer: TaskRunner
-    batch_plan: Plan
+    batch_plan: RoundPlan
     carry: Carry
     learning_rates: Tensor
     replicate_index: Tensor

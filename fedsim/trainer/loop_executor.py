@@ -14,10 +14,10 @@ from torch import Tensor
 
 from fedsim.data.samples import Chunk
 from fedsim.local.rule import Carry, LocalRule
-from fedsim.models import RowModel
+from fedsim.models import StatelessModel
 from fedsim.shift import Shift
 from fedsim.trainer.buffer_recording import BufferRecordingObjective
-from fedsim.trainer.objective import PlainObjective, vmap_by_loop
+from fedsim.trainer.objective import AutogradObjective, vmap_by_loop
 from fedsim.trainer.shifted_batches import ShiftedBatches
 from fedsim.trainer.workers import map_threads
 
@@ -36,7 +36,7 @@ class LoopExecutor:
     """Runs rows one by one, on a CPU in `workers` threads. Results do not depend on the thread."""
 
     def __init__(
-        self, local_rule: LocalRule, model: RowModel, shift: Shift, workers: int = 1, contaminated: bool = False
+        self, local_rule: LocalRule, model: StatelessModel, shift: Shift, workers: int = 1, contaminated: bool = False
     ) -> None:
         self.local_rule, self.shift, self.dtype, self.workers = local_rule, shift, model.dtype, workers
         self.is_contaminated = contaminated
@@ -45,7 +45,7 @@ class LoopExecutor:
         self._objectives: queue.SimpleQueue[BufferRecordingObjective] = queue.SimpleQueue()
         for _ in range(workers):
             self._objectives.put(
-                BufferRecordingObjective(PlainObjective(model), vmap_by_loop if local_rule.batched else None)
+                BufferRecordingObjective(AutogradObjective(model), vmap_by_loop if local_rule.batched else None)
             )
 
     def padded_size(self, rows: int) -> int:
@@ -59,7 +59,7 @@ class LoopExecutor:
         losses = torch.zeros(len(chunk.steps), dtype=self.dtype, device=learning_rates.device)
         end_carry = {name: torch.empty_like(value) for name, value in carry.items()}
 
-        def run_row(row: int) -> None:
+        def train_row(row: int) -> None:
             objective = self._objectives.get()
             try:
                 if self._is_isolated:
@@ -85,7 +85,7 @@ class LoopExecutor:
             finally:
                 self._objectives.put(objective)
 
-        map_threads(run_row, range(len(chunk.steps)), self.workers)
+        map_threads(train_row, range(len(chunk.steps)), self.workers)
         return end_carry, losses
 
     def _step(

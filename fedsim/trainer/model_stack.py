@@ -12,19 +12,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedsim.local.rule import Carry, GradientStep, Moments
-from fedsim.models import RowModel
+from fedsim.local.rule import AdamMoments, Carry, GradientStep
+from fedsim.models import StatelessModel
 from fedsim.models.calling import Inputs
-from fedsim.models.copying import copy_module, put_tensors
-from fedsim.trainer.grouped_convolutions import with_grouped_trunk
-from fedsim.trainer.in_place import ParameterRows, PendingStep, broadcast_rows, make_in_place_step
+from fedsim.models.copying import copy_module, set_module_tensors
+from fedsim.trainer.grouped_convolutions import replace_trunk_layers
+from fedsim.trainer.in_place import ParameterRows, PendingStep, broadcastable_to_rows, make_in_place_step
 from fedsim.trainer.objective import updated_statistics
-from fedsim.trainer.stepping import with_stepping_layers
+from fedsim.trainer.stepping import install_stepping_layers
 
 NamedParameters = dict[str, Tensor]  # parameters by name, [c, …] each
 
 
-def prefers_channels_last(model: RowModel) -> bool:
+def prefers_channels_last(model: StatelessModel) -> bool:
     """Return whether convolutions are fastest row by row in channels-last layout: on a CPU. Elsewhere they are
     stacked."""
     return model.convolutional and model.device.type == "cpu"
@@ -54,7 +54,7 @@ class StackedParameters:
     proximal_weights: Tensor | None = None
     write_backs: list[tuple[Tensor, Tensor]] = field(default_factory=list)
 
-    def select_rows(self, names: Sequence[str]) -> ParameterRows:
+    def select_parameters(self, names: Sequence[str]) -> ParameterRows:
         """Return the entries of some names."""
         parameters, drift = (
             [tensor_by_name[name] for name in names if tensor_by_name]
@@ -79,14 +79,14 @@ class ModelStack:
         loss_gradient: [c'] what the backward pass of the step that is to come begins with, for every row.
     """
 
-    def __init__(self, model: RowModel, gradient_step: GradientStep, grouped: bool = False) -> None:
+    def __init__(self, model: StatelessModel, gradient_step: GradientStep, grouped: bool = False) -> None:
         self.model, self.gradient_step = model, gradient_step
         self.weight_decay = gradient_step.decay + model.ridge
         module = copy_module(model.training_module)
         names = {name for name, p in module.named_parameters() if p.requires_grad}
         make_step = functools.partial(make_in_place_step, gradient_step.optimiser)
-        trunk_layers = with_grouped_trunk(module, make_step) if grouped else []
-        self.module, layers = with_stepping_layers(module, not prefers_channels_last(model), make_step)
+        trunk_layers = replace_trunk_layers(module, make_step) if grouped else []
+        self.module, layers = install_stepping_layers(module, not prefers_channels_last(model), make_step)
         self.layers = trunk_layers + layers
         self.plain_parameters = {name: p for name, p in self.module.named_parameters() if name in names}
         self.plain_step = make_step()
@@ -97,7 +97,7 @@ class ModelStack:
             key: {name: torch.empty_like(parameter.detach()[None]) for name, parameter in self.plain_parameters.items()}
             for key in gradient_step.state
         }
-        self._write_guard = model.guard(self.module)
+        self._write_guard = model.guard_writes(self.module)
         self.loaded_parameters, self.loss_gradient = StackedParameters(), torch.empty(0)
         self.statistics = torch.empty(0)  # where the row's parameters are written
 
@@ -128,13 +128,13 @@ class ModelStack:
                 carry[key], output_carry[key], self.plain_state[key]
             )
             output_carry[key][:, self.model.trained :] = carry[key][:, self.model.trained :]
-        if "updates" in self.gradient_step.changed_entries:
+        if "updates" in self.gradient_step.changed_entry_names:
             loaded_parameters.update_counts = output_carry["updates"].copy_(carry["updates"])
         for layer in self.layers:
-            layer.load(loaded_parameters.select_rows, loaded_parameters.evaluation_points)
-        self.plain_step.load(loaded_parameters.select_rows(list(plain_parameters)))
+            layer.load(loaded_parameters.select_parameters, loaded_parameters.evaluation_points)
+        self.plain_step.load(loaded_parameters.select_parameters(list(plain_parameters)))
         if self.model.statistics:
-            put_tensors(self.module, self.model.statistics_of(carry[name][0]))
+            set_module_tensors(self.module, self.model.unflatten_statistics(carry[name][0]))
             self.statistics = output_carry[name][0, self.model.trained :]
 
     def _parameter_views(
@@ -195,7 +195,10 @@ class ModelStack:
                     loaded_parameters.mixed_parameters[name][: len(mixing_weights)],
                 )
                 torch.lerp(
-                    partner_rows, stepped_rows, broadcast_rows(mixing_weights, point), out=point[: len(mixing_weights)]
+                    partner_rows,
+                    stepped_rows,
+                    broadcastable_to_rows(mixing_weights, point),
+                    out=point[: len(mixing_weights)],
                 )
         self.loss_gradient = (
             -pending_step.learning_rates
@@ -222,7 +225,7 @@ class ModelStack:
         decays = loaded_parameters.proximal_weights is not None or bool(self.weight_decay)
         if optimiser is None:
             return PendingStep(learning_rates, weight_decay_factor=1 - learning_rates * decay if decays else None)
-        decoupled_decay = optimiser.decay if isinstance(optimiser, Moments) else 0.0
+        decoupled_decay = optimiser.decay if isinstance(optimiser, AdamMoments) else 0.0
         updates = (
             None if loaded_parameters.update_counts is None else loaded_parameters.update_counts[:row_count].add_(1)
         )
@@ -234,7 +237,7 @@ class ModelStack:
     def finish(self) -> None:
         """Finish the step with the parameters that the backward pass did not update."""
         for layer in self.layers:
-            layer.in_place_step.apply_remaining()
+            layer.in_place_step.take_pending_step()
         gradients = [parameter.grad for parameter in self.plain_parameters.values()]
         self.plain_step.descend([None if gradient is None else gradient[None] for gradient in gradients])
         for parameter in self.plain_parameters.values():

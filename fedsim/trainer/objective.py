@@ -1,7 +1,7 @@
 """A client's loss and its gradients, in the form that local rules use (`fedsim.local.Objective`).
 
-Two classes differentiate one client's loss: `FunctionalObjective` by torch.func, safe under vmap, `PlainObjective` by
-ordinary autograd through an own module, safe in a thread. Their methods end with what the forward passes left in the
+Two classes differentiate one client's loss: `FunctionalObjective` by torch.func, safe under vmap, `AutogradObjective`
+by ordinary autograd through an own module, safe in a thread. Their methods end with what the forward passes left in the
 columns of statistics, [d − trained] for every point; `fedsim.trainer.buffer_recording` takes note of that.
 `per_sample` leaves a batch's weights to the caller; its losses and gradients include the ridge, so that their mean over
 the samples is what `gradient` gives.
@@ -18,16 +18,16 @@ from torch.func import grad, grad_and_value, vmap
 
 from fedsim.core.errors import ConfigError
 from fedsim.data.samples import Batch
-from fedsim.models import RowModel
+from fedsim.models import StatelessModel
 from fedsim.models.calling import cast_output
-from fedsim.models.copying import copy_module, put_tensors, tensor_of
-from fedsim.models.features import ForwardPass, recorded_features
+from fedsim.models.copying import copy_module, get_named_tensor, set_module_tensors
+from fedsim.models.features import ForwardPass, record_features
 
 ShiftResponse = Callable[[Batch, Tensor], Batch]
 Penalty = Callable[[ForwardPass, Batch], Tensor]
 
 
-def check_per_sample_gradients(model: RowModel) -> None:
+def check_per_sample_gradients(model: StatelessModel) -> None:
     """Raise an error if single samples have no gradient of their own: a dropout mask belongs to a whole batch."""
     rule = "but this local rule takes gradients sample by sample"
     if model.dropout_keys:
@@ -63,13 +63,13 @@ def per_sample_entries(batch: Batch) -> Batch:
 class FunctionalObjective:
     """A client's loss as a pure function of its row, differentiable by torch.func and safe under vmap."""
 
-    def __init__(self, model: RowModel) -> None:
+    def __init__(self, model: StatelessModel) -> None:
         self.model = model
         self.num_statistics = model.dimension - model.trained
 
     def _predict(self, parameters: dict[str, Tensor], params: Tensor, batch: Batch) -> tuple[Any, Tensor]:
         """Return the output with these parameters and the statistics of the row [d], and the updated statistics."""
-        statistics = self.model.statistics_of(params)
+        statistics = self.model.unflatten_statistics(params)
         output = self.model.predict(parameters, batch, statistics)
         return output, self.model.flatten_statistics(statistics) if statistics else params[self.model.trained :]
 
@@ -96,7 +96,7 @@ class FunctionalObjective:
         model = self.model
 
         def loss(parameters: dict[str, Tensor]) -> tuple[Tensor, tuple[Tensor, ...]]:
-            with recorded_features(model.training_module, model.feature_layer) as recorded:
+            with record_features(model.training_module, model.feature_layer) as recorded:
                 output, statistics = self._predict(parameters, params, batch)
             forward = ForwardPass.from_recording(output, recorded, model.dtype)
             value = model.objective(output, batch, list(parameters.values()))
@@ -107,28 +107,28 @@ class FunctionalObjective:
 
     def forward(self, params: Tensor, batch: Batch) -> ForwardPass:
         model = self.model
-        with torch.no_grad(), recorded_features(model.evaluation_module, model.feature_layer) as recorded:
+        with torch.no_grad(), record_features(model.evaluation_module, model.feature_layer) as recorded:
             output = model.evaluate(params, model.call.inputs(batch))
         return ForwardPass.from_recording(cast_output(output, model.dtype), recorded, model.dtype)
 
     def per_sample(self, params: Tensor, batch: Batch) -> tuple[Tensor, ...]:
         check_per_sample_gradients(self.model)
 
-        def of_one(parameters: dict[str, Tensor], sample: Batch) -> Tensor:
+        def one_sample_loss(parameters: dict[str, Tensor], sample: Batch) -> Tensor:
             return self._loss(parameters, params, {name: value[None] for name, value in sample.items()})[0]
 
-        sample_gradients = vmap(grad_and_value(of_one), in_dims=(None, 0))
+        sample_gradients = vmap(grad_and_value(one_sample_loss), in_dims=(None, 0))
         gradients, values = sample_gradients(self.model.unflatten(params), per_sample_entries(batch))
         return values, torch.cat([g.flatten(1) for g in gradients.values()], dim=1), params[:0]
 
     def hessian_product(self, params: Tensor, vector: Tensor, batch: Batch) -> tuple[Tensor, ...]:
         direction = self.model.unflatten(vector)
 
-        def slope(parameters: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+        def directional_derivative(parameters: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
             gradients, statistics = grad(self._loss, has_aux=True)(parameters, params, batch)
             return torch.stack([(g * direction[name]).sum() for name, g in gradients.items()]).sum(), statistics
 
-        product, statistics = grad(slope, has_aux=True)(self.model.unflatten(params))
+        product, statistics = grad(directional_derivative, has_aux=True)(self.model.unflatten(params))
         return flatten_gradients(product.values(), self.num_statistics), statistics
 
     def mixed_outputs(self, personal_params: Tensor, params: Tensor, alpha: Tensor, batch: Batch) -> tuple[Tensor, ...]:
@@ -153,10 +153,10 @@ class FunctionalObjective:
         )
 
 
-class PlainObjective:
+class AutogradObjective:
     """A client's loss through its own copy of the module, with ordinary autograd; used by one thread at a time."""
 
-    def __init__(self, model: RowModel) -> None:
+    def __init__(self, model: StatelessModel) -> None:
         self.model = model
         self.num_statistics = model.dimension - model.trained
         self.renew_module()
@@ -166,20 +166,20 @@ class PlainObjective:
         self.module = copy_module(self.model.training_module)
         self.parameters = [p for p in self.module.parameters() if p.requires_grad]
         self.dropouts = [self.module.get_submodule(name.rpartition(".")[0]) for name in self.model.dropout_keys]
-        self._write_guard = self.model.guard(self.module)
+        self._write_guard = self.model.guard_writes(self.module)
         self._evaluation_module: nn.Module | None = None  # a copy in evaluation mode, created when first needed
 
-    def _output(self, params: Tensor, batch: Batch) -> tuple[Any, Tensor]:
+    def _output_and_statistics(self, params: Tensor, batch: Batch) -> tuple[Any, Tensor]:
         """Set these parameters in the module; return its output and the updated statistics."""
-        self._load(params, batch)
+        self._load_parameters(params, batch)
         return self._forward(params, batch)
 
-    def _load(self, params: Tensor, batch: Batch) -> None:
+    def _load_parameters(self, params: Tensor, batch: Batch) -> None:
         for dropout in self.dropouts:
             dropout.key = batch["key"]
         for parameter, value in zip(self.parameters, self.model.unflatten(params).values(), strict=True):
             parameter.data = value
-        put_tensors(self.module, self.model.statistics_of(params))
+        set_module_tensors(self.module, self.model.unflatten_statistics(params))
 
     def _forward(self, params: Tensor, batch: Batch) -> tuple[Any, Tensor]:
         with self.model.training_context(), self.model.random_context(batch), self._write_guard:
@@ -197,19 +197,19 @@ class PlainObjective:
 
     def gradient(self, params: Tensor, batch: Batch) -> tuple[Tensor, ...]:
         with torch.enable_grad():
-            output, statistics = self._output(params, batch)
+            output, statistics = self._output_and_statistics(params, batch)
             value = self.model.objective(output, batch, self.parameters)
             (gradient,) = self._gradients(value)
         return gradient, value.detach(), statistics
 
     def value(self, params: Tensor, batch: Batch) -> tuple[Tensor, ...]:
         with torch.no_grad():
-            output, statistics = self._output(params, batch)
+            output, statistics = self._output_and_statistics(params, batch)
             return self.model.objective(output, batch, self.parameters), statistics
 
     def gradient_through(self, params: Tensor, batch: Batch, shift_samples: ShiftResponse) -> tuple[Tensor, ...]:
         with torch.enable_grad():
-            self._load(params, batch)
+            self._load_parameters(params, batch)
             batch = shift_samples(batch, flatten_gradients(self.parameters))
             output, statistics = self._forward(params, batch)
             value = self.model.objective(output, batch, self.parameters)
@@ -218,8 +218,8 @@ class PlainObjective:
 
     def penalised(self, params: Tensor, batch: Batch, penalty: Penalty) -> tuple[Tensor, ...]:
         with torch.enable_grad():
-            with recorded_features(self.module, self.model.feature_layer) as recorded:
-                output, statistics = self._output(params, batch)
+            with record_features(self.module, self.model.feature_layer) as recorded:
+                output, statistics = self._output_and_statistics(params, batch)
             forward = ForwardPass.from_recording(output, recorded, self.model.dtype)
             value = self.model.objective(output, batch, self.parameters)
             (gradient,) = self._gradients(value + penalty(forward, batch))
@@ -232,8 +232,8 @@ class PlainObjective:
         trained = [p for p in self._evaluation_module.parameters() if p.requires_grad]
         for parameter, value in zip(trained, model.unflatten(params).values(), strict=True):
             parameter.data = value
-        put_tensors(self._evaluation_module, model.statistics_of(params))
-        with torch.no_grad(), recorded_features(self._evaluation_module, model.feature_layer) as recorded:
+        set_module_tensors(self._evaluation_module, model.unflatten_statistics(params))
+        with torch.no_grad(), record_features(self._evaluation_module, model.feature_layer) as recorded:
             output = model.call(self._evaluation_module, model.call.inputs(batch))
         return ForwardPass.from_recording(cast_output(output, model.dtype), recorded, model.dtype)
 
@@ -246,7 +246,7 @@ class PlainObjective:
 
     def hessian_product(self, params: Tensor, vector: Tensor, batch: Batch) -> tuple[Tensor, ...]:
         with torch.enable_grad():
-            output, statistics = self._output(params, batch)
+            output, statistics = self._output_and_statistics(params, batch)
             value = self.model.objective(output, batch, self.parameters)
             (gradient,) = self._gradients(value, create_graph=True)
             slope = (gradient * vector).sum()
@@ -255,10 +255,10 @@ class PlainObjective:
         return self._gradients(slope)[0], statistics
 
     def mixed_outputs(self, personal_params: Tensor, params: Tensor, alpha: Tensor, batch: Batch) -> tuple[Tensor, ...]:
-        global_output, global_statistics = self._output(params, batch)
+        global_output, global_statistics = self._output_and_statistics(params, batch)
         with torch.enable_grad():
             alpha = alpha.detach().requires_grad_()
-            personal_output, personal_statistics = self._output(personal_params, batch)
+            personal_output, personal_statistics = self._output_and_statistics(personal_params, batch)
             value = self.model.objective(
                 torch.lerp(global_output.detach(), personal_output, alpha), batch, self.parameters
             )
@@ -266,11 +266,11 @@ class PlainObjective:
         return gradient, slope, value.detach(), personal_statistics, global_statistics
 
 
-def updated_statistics(model: RowModel, module: nn.Module, row: Tensor) -> Tensor:
+def updated_statistics(model: StatelessModel, module: nn.Module, row: Tensor) -> Tensor:
     """Return the columns of statistics as the module holds them; empty if a row [d] has none."""
     if not model.statistics:
         return row[model.trained :]
-    return model.flatten_statistics({name: tensor_of(module, name).detach() for name in model.statistics})
+    return model.flatten_statistics({name: get_named_tensor(module, name).detach() for name in model.statistics})
 
 
 def vmap_by_loop(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -280,8 +280,8 @@ def vmap_by_loop(function: Callable[..., Any]) -> Callable[..., Any]:
     def of_row(argument: Tensor | Batch, row: int) -> Tensor | Batch:
         return {k: v[row] for k, v in argument.items()} if isinstance(argument, dict) else argument[row]
 
-    def by_row(*arguments: Tensor | Batch) -> Any:
+    def apply_per_row(*arguments: Tensor | Batch) -> Any:
         results = [function(*(of_row(a, row) for a in arguments)) for row in range(len(arguments[0]))]
         return tuple(torch.stack(values) for values in zip(*results, strict=True))
 
-    return by_row
+    return apply_per_row

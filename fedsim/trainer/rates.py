@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from fedsim.core.errors import ConfigError
-from fedsim.data.samples import Plan, Workload
+from fedsim.data.samples import RoundPlan, Workload
 from fedsim.local import LocalRule
 
 
-def learning_rates_of_steps(local_rule: LocalRule, of_rows: Tensor, batch_plan: Plan, t: int) -> Tensor:
+def learning_rates_of_steps(local_rule: LocalRule, of_rows: Tensor, batch_plan: RoundPlan, t: int) -> Tensor:
     """Return the learning rates of each step and row, [S, n], given those of rows [n] in round t; a row's schedule
     counts the row's own planned steps of the round."""
     if batch_plan.rounds is not None:
@@ -51,7 +51,9 @@ def schedule_factor(local_rule: LocalRule, t: int, k: int, steps: int, per_pass:
     return factor_value
 
 
-def _learning_rates_of_rounds(local_rule: LocalRule, of_rows: Tensor, batch_plan: Plan, rounds: np.ndarray) -> Tensor:
+def _learning_rates_of_rounds(
+    local_rule: LocalRule, of_rows: Tensor, batch_plan: RoundPlan, rounds: np.ndarray
+) -> Tensor:
     """Return the learning rates of each step for rows [n] that were started in different rounds."""
     step_count = int(batch_plan.load.steps.max(initial=0))
     learning_rates = of_rows.new_zeros(step_count, len(of_rows))
@@ -64,7 +66,7 @@ def _learning_rates_of_rounds(local_rule: LocalRule, of_rows: Tensor, batch_plan
     return learning_rates
 
 
-def learning_rate_sums(
+def rate_and_step_totals(
     local_rule: LocalRule, learning_rates: Tensor, load: Workload
 ) -> tuple[Tensor, Tensor | None, Tensor]:
     """Return, for each row [n]: the sum of its rates [S, n], the sum of rates times gradient weights, and the

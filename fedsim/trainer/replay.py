@@ -22,8 +22,8 @@ from torch._ops import OpOverload
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from fedsim.local import LocalRule
-from fedsim.models import RowModel
-from fedsim.models.user_loss import loss_function
+from fedsim.models import StatelessModel
+from fedsim.models.user_loss import unwrap_loss
 from fedsim.shift import Shift
 
 log = logging.getLogger(__name__)
@@ -43,10 +43,10 @@ CONSTANT_TENSOR_OPERATIONS = (
 )
 
 
-def is_replayable(rule: LocalRule, model: RowModel, shift: Shift) -> bool:
+def has_fixed_operations(rule: LocalRule, model: StatelessModel, shift: Shift) -> bool:
     """Return whether a step of these objects is the same sequence of operations each time."""
     return not model.traits.random and all(
-        map(_is_replayable_object, (rule, shift, loss_function(model.loss), *model.training_module.modules()))
+        map(_is_replayable_object, (rule, shift, unwrap_loss(model.loss), *model.training_module.modules()))
     )
 
 
@@ -86,7 +86,7 @@ class Replay:
         if self._is_replay_refused:
             return self.function(*arguments)
         tensors: list[Tensor] = []
-        argument_form = _argument_form(arguments, tensors)
+        argument_form = _argument_structure(arguments, tensors)
         recording_key = argument_form, tuple((t.shape, t.stride(), t.dtype) for t in tensors)
         recording = self._recordings.get(recording_key)
         if recording is None:
@@ -106,24 +106,24 @@ class Replay:
     ) -> Callable[[list[Tensor]], Any] | None:
         """Record a call with these arguments; return None, now and later, if tracing fails."""
         try:
-            recording = self._recordings[key] = self._build(argument_form, tensors)
+            recording = self._recordings[key] = self._build_recording(argument_form, tensors)
         except Exception as error:  # an error of the step itself is raised when it runs without recording
             log.debug("steps are not replayed: %s", error)
             self._is_replay_refused = True
             return None
-        self._drop_oldest()
+        self._evict_least_recent()
         return recording
 
-    def _build(self, argument_form: Any, tensors: list[Tensor]) -> Callable[[list[Tensor]], Any]:
-        return Recording(self.function, argument_form, tensors)
+    def _build_recording(self, argument_form: Any, tensors: list[Tensor]) -> Callable[[list[Tensor]], Any]:
+        return OperationRecording(self.function, argument_form, tensors)
 
-    def _drop_oldest(self) -> None:
+    def _evict_least_recent(self) -> None:
         """Drop the recordings that have not been used for longest, if too many are kept."""
         if len(self._recordings) > MAX_RECORDINGS:
             self._recordings.popitem(last=False)
 
 
-class Recording:
+class OperationRecording:
     """The operations of a function on arguments of one structure with these shapes."""
 
     def __init__(self, function: Callable[..., Any], argument_form: Any, tensors: list[Tensor]) -> None:
@@ -132,7 +132,7 @@ class Recording:
         def call_with_tensors(*arguments: Tensor) -> list[Tensor]:
             result_tensors: list[Tensor] = []
             result_forms.append(
-                _argument_form(function(*_rebuild_arguments(argument_form, iter(arguments))), result_tensors)
+                _argument_structure(function(*_rebuild_arguments(argument_form, iter(arguments))), result_tensors)
             )
             return result_tensors
 
@@ -141,21 +141,25 @@ class Recording:
         self.operations, self._result_form = simplify_graph(traced, tensors).forward, result_forms[-1]
 
     def __call__(self, tensors: list[Tensor]) -> Any:
-        return self.rebuild_result(self.operations(*tensors))
+        return self.result_from_tensors(self.operations(*tensors))
 
-    def rebuild_result(self, results: list[Tensor]) -> Any:
+    def result_from_tensors(self, results: list[Tensor]) -> Any:
         """Return the function's result, rebuilt from these tensors."""
         return _rebuild_arguments(self._result_form, iter(results))
 
 
-def _argument_form(argument: Any, tensors: list[Tensor]) -> Any:
+def _argument_structure(argument: Any, tensors: list[Tensor]) -> Any:
     """Return the structure of an argument, hashable, and append its tensors in their order."""
     if isinstance(argument, Tensor):
         tensors.append(argument)
         return Tensor
     if isinstance(argument, dict):
-        return dict, tuple(argument), tuple([_argument_form(value, tensors) for value in argument.values()])
-    return argument if argument is None else (tuple, tuple([_argument_form(element, tensors) for element in argument]))
+        return dict, tuple(argument), tuple([_argument_structure(value, tensors) for value in argument.values()])
+    return (
+        argument
+        if argument is None
+        else (tuple, tuple([_argument_structure(element, tensors) for element in argument]))
+    )
 
 
 def _rebuild_arguments(argument_form: Any, tensors: Iterator[Tensor]) -> Any:
@@ -188,7 +192,7 @@ def simplify_graph(traced: fx.GraphModule, tensors: list[Tensor]) -> fx.GraphMod
                 graph_node.replace_all_uses_with(graph_node.args[0])
     graph.eliminate_dead_code()
     constant_nodes = _constant_nodes(graph)
-    value_recorder = _ValueRecorder(traced)
+    value_recorder = _NodeValueRecorder(traced)
     value_recorder.run(*tensors)
     for index, graph_node in enumerate(constant_nodes):
         if any(user not in constant_nodes for user in graph_node.users):
@@ -220,12 +224,12 @@ def replace_with_torch_functions(graph: fx.Graph, value_by_node: dict[fx.Node, A
         name = node.target._schema.name.removeprefix("aten::")
         arguments = fx.map_arg((node.args, node.kwargs), value_by_node.__getitem__)
         for function in (getattr(torch, name, None), getattr(Tensor, name, None)):
-            if function is not None and reproduces_result(function, arguments, value_by_node[node]):
+            if function is not None and returns_equal_tensors(function, arguments, value_by_node[node]):
                 node.target = function
                 break
 
 
-def reproduces_result(function: Callable[..., Any], arguments: Any, expected_result: Any) -> bool:
+def returns_equal_tensors(function: Callable[..., Any], arguments: Any, expected_result: Any) -> bool:
     """Return whether a graph gives the same tensors in the same layout."""
     positional_arguments, keyword_arguments = arguments
     try:
@@ -263,7 +267,7 @@ def _constant_nodes(graph: fx.Graph) -> list[fx.Node]:
     return list(constant_nodes)
 
 
-class _ValueRecorder(fx.Interpreter):
+class _NodeValueRecorder(fx.Interpreter):
     """Records the value of each node."""
 
     def __init__(self, traced: fx.GraphModule) -> None:

@@ -15,7 +15,7 @@ from fedsim.shift.shift import LAG_ENTRIES
 
 
 class ShiftedBatches:
-    """The shift's `answers_to` for a rule that may deploy other models than the client's own.
+    """The shift's `response_parameters` for a rule that may deploy other models than the client's own.
 
     Args:
         local_rule, shift: of the run.
@@ -38,8 +38,8 @@ class ShiftedBatches:
         """Return the carry with its memory, and θ: the model that the server deployed, or the client's own,
         depending on the rule."""
         if deployed is not None or not self.rule_deploys_own_model:
-            return self.shift.answers_to(carry, deployed)
-        new_carry, theta = self.shift.answers_to(carry | {"params": self._deployed_model(carry)}, None)
+            return self.shift.response_parameters(carry, deployed)
+        new_carry, theta = self.shift.response_parameters(carry | {"params": self._deployed_model(carry)}, None)
         return new_carry | {"params": carry["params"]}, theta
 
     def shifted_batch(self, batch: Batch, carry: Carry, theta: Tensor) -> tuple[Batch, Tensor]:

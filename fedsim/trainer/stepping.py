@@ -27,7 +27,7 @@ SAMPLEWISE_LAYERS = (
 )  # fmt: skip
 
 
-class _LinearStep(torch.autograd.Function):
+class _SteppingLinearFunction(torch.autograd.Function):
     """x [c, N, in] → x Wᵀ + b [c, N, out], in the type of x; the backward pass steps the layer's own [c, out, in] and
     [c, 1, out]."""
 
@@ -45,7 +45,7 @@ class _LinearStep(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, None, None]:
         (x,), step = ctx.saved_tensors, ctx.layer.in_place_step
         input_gradient = torch.bmm(gradient, ctx.weight) if ctx.needs_input_grad[0] else None
-        step.descend_along(gradient, x)
+        step.step_linear_layer(gradient, x)
         return input_gradient, None, None
 
 
@@ -79,28 +79,28 @@ class SteppingLayer(nn.Module):
         """The number of rows that take the pending step."""
         return len(self.in_place_step.pending_step.learning_rates)
 
-    def as_parameter_view(self, parameters: Tensor) -> Tensor:
+    def to_layer_shape(self, parameters: Tensor) -> Tensor:
         """Return a parameter of all rows [c, …] in the shape in which the layer uses it."""
         return parameters
 
     def load(self, rows: Callable[[Sequence[str]], ParameterRows], points: dict[str, Tensor]) -> None:
         """Load parameters [c, …] of some rows: those that are updated in place, by name, and those at which the
         gradient is taken, the same ones or others."""
-        self.in_place_step.load(rows(self.parameter_names).map_views(self.as_parameter_view))
-        self.weight = self.as_parameter_view(points[self.parameter_names[0]]).detach().requires_grad_()
-        self.bias = self.as_parameter_view(points[self.parameter_names[1]]) if len(self.parameter_names) > 1 else None
+        self.in_place_step.load(rows(self.parameter_names).map_views(self.to_layer_shape))
+        self.weight = self.to_layer_shape(points[self.parameter_names[0]]).detach().requires_grad_()
+        self.bias = self.to_layer_shape(points[self.parameter_names[1]]) if len(self.parameter_names) > 1 else None
 
 
 class SteppingLinear(SteppingLayer):
     """The linear layers of c rows. The rows' samples follow one another: [c·B, …, in] → [c·B, …, out]. Parameters are
     matrices, [c, out, in] and [c, 1, out]."""
 
-    def as_parameter_view(self, parameters: Tensor) -> Tensor:
+    def to_layer_shape(self, parameters: Tensor) -> Tensor:
         return _as_matrices(parameters)
 
     def forward(self, x: Tensor) -> Tensor:
         rows = self.num_rows
-        output: Tensor = _LinearStep.apply(
+        output: Tensor = _SteppingLinearFunction.apply(
             cast_for_autocast(x).reshape(rows, -1, x.shape[-1]), self.weight[:rows], self
         )  # type: ignore[no-untyped-call]
         return output.reshape(*x.shape[:-1], output.shape[-1])
@@ -130,7 +130,7 @@ def _as_matrices(parameters: Tensor) -> Tensor:
     return parameters.flatten(2) if parameters.dim() > 2 else parameters[:, None]
 
 
-def is_sequential(module: nn.Module) -> bool:
+def has_sequential_layers(module: nn.Module) -> bool:
     """Return whether each layer is used once, one after another. This holds for `nn.Sequential`, and for modules
     whose class declares it by `samplewise = True` (which also promises that samples are independent)."""
     container_modules = [m for m in module.modules() if next(m.children(), None) is not None]
@@ -140,30 +140,30 @@ def is_sequential(module: nn.Module) -> bool:
     return all_sequential and len(set(layers)) == len(layers) and len(set(parameters)) == len(parameters)
 
 
-def is_stackable(module: nn.Module, convolutions: bool) -> bool:
+def accepts_stacked_rows(module: nn.Module, convolutions: bool) -> bool:
     """Return whether samples of several rows can go through together: linear layers, and layers that treat samples
     independently; `convolutions`: whether convolutions may."""
     leaves = [m for m in module.modules() if next(m.children(), None) is None]
-    return is_sequential(module) and all(is_stackable_layer(m, convolutions) for m in leaves)
+    return has_sequential_layers(module) and all(is_stackable_layer(m, convolutions) for m in leaves)
 
 
 def is_stackable_layer(layer: nn.Module, convolutions: bool) -> bool:
     """Return whether samples of several rows can go through this layer together."""
     samplewise = type(layer) in SAMPLEWISE_LAYERS and getattr(layer, "start_dim", 1) == 1
-    return samplewise or make_stepping_layer(layer, convolutions) is not None
+    return samplewise or stepping_layer_class(layer, convolutions) is not None
 
 
-def has_plain_parameters(layer: nn.Module) -> bool:
+def has_only_weight_and_bias(layer: nn.Module) -> bool:
     """Return whether a layer has no parameters except a weight and a bias, all of them trained, and no hooks."""
     parameter_names = {name for name, _ in layer.named_parameters()}
     hooked = layer._forward_hooks or layer._forward_pre_hooks  # such as those of nn.utils.spectral_norm
     return parameter_names <= {"weight", "bias"} and not hooked and all(p.requires_grad for p in layer.parameters())
 
 
-def make_stepping_layer(module: nn.Module, step_convolutions: bool) -> type[SteppingLinear] | None:
+def stepping_layer_class(module: nn.Module, step_convolutions: bool) -> type[SteppingLinear] | None:
     """Return a layer that can replace this one: for a plain linear layer or a plain convolution whose parameters
     are all trained."""
-    if not has_plain_parameters(module):
+    if not has_only_weight_and_bias(module):
         return None
     if type(module) is nn.Linear:
         return SteppingLinear
@@ -173,16 +173,16 @@ def make_stepping_layer(module: nn.Module, step_convolutions: bool) -> type[Step
     )
 
 
-def with_stepping_layers(
+def install_stepping_layers(
     module: nn.Module, step_convolutions: bool, make_step: Callable[[], InPlaceStep]
 ) -> tuple[nn.Module, list[SteppingLayer]]:
     """The module with its linear layers exchanged in place (and its convolutions, if asked for), where each is used
     once; and those layers. `make_step` makes what steps the parameters of one."""
-    if not is_sequential(module):
+    if not has_sequential_layers(module):
         return module, []
     replaced_layers: list[SteppingLayer] = []
     for layer_name, layer in list(module.named_modules()):
-        kind = make_stepping_layer(layer, step_convolutions)
+        kind = stepping_layer_class(layer, step_convolutions)
         if kind is not None:
             stepping_layer = kind(layer_name, layer, make_step())
             replaced_layers.append(stepping_layer)

@@ -18,28 +18,28 @@ from fedsim.core.columns import OWN_COLUMNS_ENTRY
 from fedsim.core.errors import ConfigError, DivergenceError, RunError, first_message_line
 from fedsim.core.federation import Cohort
 from fedsim.core.memory import Memory
-from fedsim.core.numerical import is_numerical
+from fedsim.core.numerical import is_numerical_error
 from fedsim.core.report import Report
 from fedsim.data.samples import Batches, Chunk
 from fedsim.local import LocalRule
 from fedsim.local.rule import Carry
-from fedsim.models import RowModel
+from fedsim.models import StatelessModel
 from fedsim.models.precision import tensor_cores
 from fedsim.models.row_model import is_built_in
 from fedsim.shift import Shift
 from fedsim.trainer.agreement import cached_agreement
 from fedsim.trainer.batch_sizes import check_batch_memory
-from fedsim.trainer.bfloat16 import warn_if_slower
+from fedsim.trainer.bfloat16 import warn_if_precision_slower
 from fedsim.trainer.choose import ExecutorChoice, candidate_executors
-from fedsim.trainer.device_memory import is_out_of_memory, single_row_memory_error
+from fedsim.trainer.device_memory import is_out_of_memory, single_client_memory_error
 from fedsim.trainer.execution import Execution
 from fedsim.trainer.executors import Executor, make_executor
-from fedsim.trainer.failing_rows import run_without_failing_rows, set_nan
+from fedsim.trainer.failing_rows import fill_failed_rows_with_nan, run_without_failing_rows
 from fedsim.trainer.fused_executor import FUSED_EXECUTORS, FusedExecutor
 from fedsim.trainer.local_task import LocalResult, LocalTask, TaskGenerator, is_row_finite, run_to_completion
 from fedsim.trainer.objective import check_per_sample_gradients
-from fedsim.trainer.rates import learning_rate_sums, learning_rates_of_steps
-from fedsim.trainer.trial import TimedRows, fastest_executor
+from fedsim.trainer.rates import learning_rates_of_steps, rate_and_step_totals
+from fedsim.trainer.trial import TimingRows, fastest_executor
 
 log = logging.getLogger(__name__)
 
@@ -61,7 +61,7 @@ class Trainer:
     def __init__(
         self,
         local_rule: LocalRule,
-        model: RowModel,
+        model: StatelessModel,
         shift: Shift,
         batches: Batches,
         execution: Execution | None = None,
@@ -110,13 +110,13 @@ class Trainer:
         self.executor_choice = self.candidate_choices[0]
         self.executor, self._general_executor = self._make_executor(self.executor_choice), None
 
-    def restrict_to_one_worker(self) -> None:
+    def restrict_to_one_thread(self) -> None:
         """Take local steps in one thread only, since a part temporarily uses PyTorch's global stream."""
         self.candidate_choices = [dataclasses.replace(choice, workers=1) for choice in self.candidate_choices]
         self.executor_choice = dataclasses.replace(self.executor_choice, workers=1)
         self.executor, self._general_executor = self._make_executor(self.executor_choice), None
 
-    def _trial_executor(self, name: str, model: RowModel, rule: LocalRule, shift: Shift) -> Executor:
+    def _trial_executor(self, name: str, model: StatelessModel, rule: LocalRule, shift: Shift) -> Executor:
         """Return the executor of this name for another rule and a model in another precision."""
         execution = dataclasses.replace(
             self.execution, executor=name, chunk=64, workers=1, compile="never", trial=False
@@ -138,46 +138,46 @@ class Trainer:
         return self._general_executor
 
     @property
-    def executor_label(self) -> str:
+    def executor_choice_key(self) -> str:
         """The name under which the choice of its executor is stored."""
         return type(self.local_rule).__name__
 
     def choose_executor(self, local_task: LocalTask) -> None:
         """Choose among the candidates, once: a stored choice, or the one that is fastest on this round's rows."""
         carry, deployed = local_task.carry, local_task.deployed_models
-        names = [choice.executor for choice in self._suitable_candidates(carry)]
+        names = [choice.executor for choice in self._runnable_executor_choices(carry)]
         timing_key = (self.model.timing_key(), type(self.local_rule), type(self.shift))
-        if self.executor_cache.get(self.executor_label) not in names:
-            rows = TimedRows(
+        if self.executor_cache.get(self.executor_choice_key) not in names:
+            rows = TimingRows(
                 carry, local_task.learning_rates, None if deployed is None else deployed[local_task.replicate_index]
             )
             with tensor_cores(self.model.precision):
-                fastest_name = self.executor_cache[self.executor_label] = fastest_executor(
-                    self._suitable_candidates(carry), self._make_executor, local_task.batch_plan, rows, timing_key
+                fastest_name = self.executor_cache[self.executor_choice_key] = fastest_executor(
+                    self._runnable_executor_choices(carry), self._make_executor, local_task.batch_plan, rows, timing_key
                 )
             if self.model.precision == "bf16" and self.execution.trial and not needs_general_executor(carry):
-                warn_if_slower(
-                    self._candidate(fastest_name, carry),
+                warn_if_precision_slower(
+                    self._executor_choice(fastest_name, carry),
                     self.local_rule,
                     self.model,
                     self.shift,
                     local_task.batch_plan,
                     rows,
                 )
-        self.use_executor(self.executor_cache[self.executor_label], carry)
+        self.use_executor(self.executor_cache[self.executor_choice_key], carry)
         log.info("trainer: %s", self.executor_choice.describe())
 
     def use_executor(self, name: str, carry: Carry) -> None:
         """Use this executor from now on, if it can run the rows."""
-        self.executor_cache[self.executor_label], self._executor_chosen = name, True
+        self.executor_cache[self.executor_choice_key], self._executor_chosen = name, True
         if name != self.executor_choice.executor:
-            self.executor_choice = self._candidate(name, carry)
+            self.executor_choice = self._executor_choice(name, carry)
             self.executor = self._make_executor(self.executor_choice)
 
-    def _candidate(self, name: str, carry: Carry) -> ExecutorChoice:
-        return next(choice for choice in self._suitable_candidates(carry) if choice.executor == name)
+    def _executor_choice(self, name: str, carry: Carry) -> ExecutorChoice:
+        return next(choice for choice in self._runnable_executor_choices(carry) if choice.executor == name)
 
-    def _suitable_candidates(self, carry: Carry) -> list[ExecutorChoice]:
+    def _runnable_executor_choices(self, carry: Carry) -> list[ExecutorChoice]:
         """Return the candidates that can run such rows; all of them if none can without changes."""
         able_choices = [
             choice
@@ -197,15 +197,15 @@ class Trainer:
             )
         clients = of_rule | of_shift
         for entry_name, value in clients.items():
-            if len(value) != federation.num_rows:
+            if len(value) != federation.num_memory_rows:
                 raise ConfigError(
                     f"client memory {entry_name!r} has {len(value)} rows; it needs one for each of the "
-                    f"{federation.num_rows} virtual clients"
+                    f"{federation.num_memory_rows} virtual clients"
                 )
         memory, columns = Memory(clients), self.model.columns
         if columns.has_hidden_columns:
             initial = self.model.initial(federation.seeds)
-            columns.add_initial_memory(initial, memory, federation)
+            columns.add_hidden_columns(initial, memory, federation)
             model = columns.merge_parts(model, initial[:, columns.private], initial[:, columns.averaged])
         for entry_name in rule.own_models:
             clients[entry_name] = federation.broadcast(model)
@@ -222,11 +222,11 @@ class Trainer:
         memory: Memory | None = None,
         accept_rows: AcceptRows | None = None,
     ) -> Report:
-        """Do a round's local work; the arguments are those of `round_steps`."""
-        return run_to_completion(self.round_steps(start, cohort, t, deployed_models, memory, accept_rows))
+        """Do a round's local work; the arguments are those of `generate_round_tasks`."""
+        return run_to_completion(self.generate_round_tasks(start, cohort, t, deployed_models, memory, accept_rows))
 
     @torch.no_grad()
-    def round_steps(
+    def generate_round_tasks(
         self,
         start: Tensor | dict[str, Tensor],
         cohort: Cohort,
@@ -256,14 +256,14 @@ class Trainer:
         learning_rates = learning_rates_of_steps(
             self.local_rule, self.base_learning_rates[cohort.replicate_index], batch_plan, t
         )
-        server_model = columns.server_rows(deployed, memory, cohort.federation) if self.shift.active else deployed
+        server_model = columns.full_server_rows(deployed, memory, cohort.federation) if self.shift.active else deployed
         deployed_rows = self.shift.deployed(memory.server, server_model, t) if self.shift.active else None
         result = yield LocalTask(self, batch_plan, carry, learning_rates, cohort.replicate_index, deployed_rows)
         end_carry, loss = result.carry, result.loss_sums
         samples = self.local_rule.samples_used(result.num_samples, carry, end_carry)
         label = f"local={type(self.local_rule).__name__}: samples_used"
         checks.check_number_per_client(label, samples, len(cohort), whole_numbers=True)
-        learning_rates, weight, steps = learning_rate_sums(self.local_rule, learning_rates, batch_plan.load)
+        learning_rates, weight, steps = rate_and_step_totals(self.local_rule, learning_rates, batch_plan.load)
         is_finite_row = is_row_finite(loss, end_carry)
         accepted_rows = None if accept_rows is None else accept_rows(t, cohort, is_finite_row)
         if accepted_rows is not None:
@@ -276,7 +276,7 @@ class Trainer:
             weight = None if weight is None else weight[row_selection]
             end_carry = {name: value[row_selection] for name, value in end_carry.items()}
         rows = end_carry["params"]
-        end_carry = self._store_end(end_carry, start_carry, cohort, memory, round_names)
+        end_carry = self._store_client_memory(end_carry, start_carry, cohort, memory, round_names)
         deployed_model = server_model if deployed_rows is None else self.shift.newest_deployment(deployed_rows)
         return Report(
             cohort, start, end_carry, loss / steps, self.learning_rate(t), learning_rates, samples, deployed_model,
@@ -289,26 +289,26 @@ class Trainer:
         """Return the carry of the first step: start rows, memory and state of the round; and the names of its
         entries that belong to the round."""
         columns = self.model.columns
-        carry = columns.expand_carry(start_carry, cohort, memory) if columns.has_hidden_columns else start_carry
+        carry = columns.expand_carry_columns(start_carry, cohort, memory) if columns.has_hidden_columns else start_carry
         carry = carry | memory.gather(cohort)
         carry.pop(OWN_COLUMNS_ENTRY, None)  # it is part of the row
         round_state = self.local_rule.round_state(carry["params"])
         carry |= round_state
-        if self.local_rule.knows_round or self.shift.knows_round:
+        if self.local_rule.needs_round or self.shift.needs_round:
             start_rounds = np.full(len(cohort), t) if rounds is None else rounds
             device = start_carry["params"].device
             carry["round"] = torch.as_tensor(start_rounds, dtype=torch.int64).to(device)
         return carry, ("round", *round_state)
 
-    def _store_end(
+    def _store_client_memory(
         self, end_carry: Carry, start_carry: Carry, cohort: Cohort, memory: Memory, round_names: tuple[str, ...]
     ) -> Carry:
         """Write what clients store after the last step into the memory; return the carry that a strategy sees."""
         columns, rows = self.model.columns, end_carry["params"]
         memory.scatter(cohort, end_carry)
         if columns.has_hidden_columns:
-            columns.store_hidden_columns(rows, cohort, memory)
-            end_carry = columns.restrict_carry(end_carry, start_carry)
+            columns.store_unshared_columns(rows, cohort, memory)
+            end_carry = columns.shared_carry(end_carry, start_carry)
         if memory.writable:
             self.local_rule.after_round(memory.clients, cohort)
         for name in round_names:
@@ -322,14 +322,14 @@ class Trainer:
     @torch.no_grad()
     def run_local_steps(self, local_task: LocalTask) -> LocalResult:
         """Take all rows through their local steps, by the executor that was chosen in the first round."""
-        with self._rename_user_errors(local_task):
+        with self._name_round_of_user_errors(local_task):
             if not self._executor_chosen and len(local_task):
                 self.choose_executor(local_task)
             with tensor_cores(self.model.precision):
                 return self._local_steps(local_task)
 
     @contextlib.contextmanager
-    def _rename_user_errors(self, local_task: LocalTask) -> Iterator[None]:
+    def _name_round_of_user_errors(self, local_task: LocalTask) -> Iterator[None]:
         """Within the block errors of a user's module, loss or rule name the round in which they happened. A user's
         shift, contamination or rule may not draw from a global stream."""
         user_components = [
@@ -389,14 +389,14 @@ class Trainer:
             )
             try:
                 chunk = batch_plan.chunk(rows)
-                chunk_carry, total = self._run(local_task, rows, chunk)
+                chunk_carry, total = self._run_rows(local_task, rows, chunk)
             except Exception as error:
-                if is_numerical(error):
-                    chunk_carry, total = self._run_without_failing(local_task, rows, error)
+                if is_numerical_error(error):
+                    chunk_carry, total = self._run_without_failing_rows(local_task, rows, error)
                 elif not isinstance(error, RuntimeError) or not is_out_of_memory(error):
                     raise
                 elif row_count == 1:
-                    raise single_row_memory_error(self.model.device) from error
+                    raise single_client_memory_error(self.model.device) from error
                 else:
                     total = None
             if total is None:  # only here are the frames released that held the attempt's tensors
@@ -413,7 +413,7 @@ class Trainer:
             first_row += row_count
         return LocalResult(end_carry, loss, samples)
 
-    def _run(self, local_task: LocalTask, rows: np.ndarray, chunk: Chunk | None = None) -> tuple[Carry, Tensor]:
+    def _run_rows(self, local_task: LocalTask, rows: np.ndarray, chunk: Chunk | None = None) -> tuple[Carry, Tensor]:
         """Run the local steps of the rows at these positions, which may repeat, with this chunk size."""
         neighbours = np.array_equal(rows, np.arange(rows[0], rows[0] + len(rows)))
         row_selection = (
@@ -430,7 +430,9 @@ class Trainer:
             chunk, chunk_carry, local_task.learning_rates[:, row_selection], theta
         )
 
-    def _run_without_failing(self, local_task: LocalTask, rows: np.ndarray, error: Exception) -> tuple[Carry, Tensor]:
+    def _run_without_failing_rows(
+        self, local_task: LocalTask, rows: np.ndarray, error: Exception
+    ) -> tuple[Carry, Tensor]:
         """Run the local steps if a numerical routine refuses rows: these end as NaN, which counts as divergence."""
         if not self._is_refusal_logged:
             reason = " ".join(str(error).split())
@@ -439,12 +441,12 @@ class Trainer:
         row_selection = torch.as_tensor(rows, device=self.model.device)
         start = {name: value[row_selection] for name, value in local_task.carry.items()}
         diverged_mask = ~torch.isfinite(start["params"].sum(1)).cpu().numpy()
-        result = run_without_failing_rows(functools.partial(self._run, local_task), rows, diverged_mask)
+        result = run_without_failing_rows(functools.partial(self._run_rows, local_task), rows, diverged_mask)
         if result is not None:
             return result
         all_finite = torch.ones(len(rows), dtype=torch.bool, device=self.model.device)
         loss = torch.full((len(rows),), math.nan, dtype=self.model.dtype, device=self.model.device)
-        return {name: set_nan(all_finite, value) for name, value in start.items()}, loss
+        return {name: fill_failed_rows_with_nan(all_finite, value) for name, value in start.items()}, loss
 
     def _halve_chunk(self, rows: int) -> None:
         """Halve the chunk size from now on; logged once."""

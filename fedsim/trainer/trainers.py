@@ -5,7 +5,7 @@ from __future__ import annotations
 from fedsim.data.contamination import Contamination
 from fedsim.data.samples import Batches, ClientData
 from fedsim.local import LocalRule
-from fedsim.models import RowModel
+from fedsim.models import StatelessModel
 from fedsim.shift import Shift
 from fedsim.trainer.execution import Execution
 from fedsim.trainer.trainer import Trainer
@@ -25,7 +25,7 @@ class TrainerFactory:
         self,
         client_data: ClientData,
         shift: Shift,
-        model: RowModel,
+        model: StatelessModel,
         contamination: Contamination,
         execution: Execution,
         executor_cache: dict[str, str] | None = None,
@@ -50,15 +50,15 @@ class TrainerFactory:
             if rule_class is None or type(rule_class) is type(local_rule):
                 trainer.restrict_to_loop(reason)
         if self._one_worker:
-            trainer.restrict_to_one_worker()
+            trainer.restrict_to_one_thread()
         self._created_trainers.append(trainer)
         return trainer
 
-    def restrict_to_one_worker(self) -> None:
-        """Call `Trainer.restrict_to_one_worker` of all trainers, including later ones."""
+    def restrict_to_one_thread(self) -> None:
+        """Call `Trainer.restrict_to_one_thread` of all trainers, including later ones."""
         self._one_worker = True
         for trainer in self._created_trainers:
-            trainer.restrict_to_one_worker()
+            trainer.restrict_to_one_thread()
 
     def restrict_to_loop(self, reason: str, rule: LocalRule | None = None) -> None:
         """Call `Trainer.restrict_to_loop` of all trainers, or of those of one class of local rules, including later

@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedsim.core.numerical import is_numerical
-from fedsim.data.samples import Plan
+from fedsim.core.numerical import is_numerical_error
+from fedsim.data.samples import RoundPlan
 from fedsim.local.rule import Carry
 from fedsim.trainer.choose import ExecutorChoice
 from fedsim.trainer.device_memory import is_out_of_memory
@@ -49,26 +49,26 @@ def fastest_contender(
     """
     clock = time.thread_time if per_thread else time.perf_counter
 
-    def seconds(name: str, count: int) -> float:
+    def step_seconds(name: str, count: int) -> float:
         return _time_contender(contenders[name], count, device, clock)
 
     rule_choice, start_count = next(iter(contenders)), min(rows, min_count)
-    row_count, elapsed_seconds = _rows_to_time(
-        lambda count: seconds(rule_choice, count), start_count, min(rows, MAX_TIMED_ROWS)
+    row_count, elapsed_seconds = _measurable_row_count(
+        lambda count: step_seconds(rule_choice, count), start_count, min(rows, MAX_TIMED_ROWS)
     )
     if elapsed_seconds < MIN_STEP_SECONDS:
         return rule_choice
     best_seconds = {rule_choice: math.inf}
     for contender_name in contenders:
         if contender_name != rule_choice:
-            seconds(contender_name, start_count)  # warms up
+            step_seconds(contender_name, start_count)  # warms up
             if (
-                seconds(contender_name, start_count) > HOPELESS_RATIO * elapsed_seconds
+                step_seconds(contender_name, start_count) > HOPELESS_RATIO * elapsed_seconds
             ):  # a few rows take longer than all of them do there
                 continue
         best_seconds[contender_name] = math.inf
-        seconds(contender_name, row_count)  # warm-up, with memory for this many rows
-    _time_repeatedly(best_seconds, lambda name: seconds(name, row_count))
+        step_seconds(contender_name, row_count)  # warm-up, with memory for this many rows
+    _time_repeatedly(best_seconds, lambda name: step_seconds(name, row_count))
     winner = min(best_seconds, key=lambda name: best_seconds[name])
     if best_seconds[winner] < MAX_TIME_RATIO * best_seconds[rule_choice]:
         return winner
@@ -82,7 +82,7 @@ def _time_contender(contender: TimedStep, count: int, device: torch.device, cloc
     try:
         contender(count)
     except Exception as error:
-        if not (is_numerical(error) or (isinstance(error, RuntimeError) and is_out_of_memory(error))):
+        if not (is_numerical_error(error) or (isinstance(error, RuntimeError) and is_out_of_memory(error))):
             raise
         return math.inf
     if device.type == "cuda":
@@ -90,7 +90,7 @@ def _time_contender(contender: TimedStep, count: int, device: torch.device, cloc
     return clock() - start_time
 
 
-def _rows_to_time(seconds: Callable[[int], float], start_count: int, max_rows: int) -> tuple[int, float]:
+def _measurable_row_count(seconds: Callable[[int], float], start_count: int, max_rows: int) -> tuple[int, float]:
     """Return the number of rows to time, and the time of the first contender for them; more rows are taken until
     the time is long enough to measure."""
     row_count = start_count
@@ -113,7 +113,7 @@ def _time_repeatedly(best_seconds: dict[str, float], seconds: Callable[[str], fl
 
 
 @dataclass
-class TimedRows:
+class TimingRows:
     """All rows of a round: carry [n, …], rates [S, n], the parameters [n, d] that the data react to, or None."""
 
     carry: Carry
@@ -121,7 +121,7 @@ class TimedRows:
     deployed_models: Tensor | None
 
 
-def timed_step(executor: Executor, plan: Plan, all_rows: TimedRows) -> TimedStep:
+def make_timed_step(executor: Executor, plan: RoundPlan, all_rows: TimingRows) -> TimedStep:
     """Take one step of the first rows of a round, without keeping results."""
     order, rates, deployed = plan.load.order, all_rows.learning_rates, all_rows.deployed_models
     positions = np.arange(len(plan.load.steps)) if order is None else order
@@ -138,8 +138,8 @@ def timed_step(executor: Executor, plan: Plan, all_rows: TimedRows) -> TimedStep
 def fastest_executor(
     executor_candidates: Sequence[ExecutorChoice],
     make_executor: Callable[[ExecutorChoice], Executor],
-    batch_plan: Plan,
-    rows: TimedRows,
+    batch_plan: RoundPlan,
+    rows: TimingRows,
     timing_key: Hashable,
 ) -> str:
     """Return the executor that takes the round's rows through a step in the least time.
@@ -156,7 +156,7 @@ def fastest_executor(
     key = (timing_key, tuple(executor_candidates), int(batch_plan.load.size.max()), count, tuple(sorted(rows.carry)))
     if key not in FASTEST_EXECUTOR_NAMES:
         contenders = {
-            choice.executor: timed_step(make_executor(choice), batch_plan, rows) for choice in executor_candidates
+            choice.executor: make_timed_step(make_executor(choice), batch_plan, rows) for choice in executor_candidates
         }
         FASTEST_EXECUTOR_NAMES[key] = fastest_of_contenders(
             contenders, rows, count, max(choice.workers for choice in executor_candidates)
@@ -164,7 +164,7 @@ def fastest_executor(
     return FASTEST_EXECUTOR_NAMES[key]
 
 
-def fastest_of_contenders(contenders: Mapping[str, TimedStep], rows: TimedRows, count: int, workers: int) -> str:
+def fastest_of_contenders(contenders: Mapping[str, TimedStep], rows: TimingRows, count: int, workers: int) -> str:
     """Return the fastest of those that use so many threads on so many rows."""
     device = rows.learning_rates.device
     single_thread = device.type == "cpu" and workers == torch.get_num_threads() == 1

@@ -13,13 +13,13 @@ from torch.func import vmap
 
 from fedsim.data.samples import Batch, Chunk
 from fedsim.local.rule import Carry, LocalRule
-from fedsim.models import RowModel
+from fedsim.models import StatelessModel
 from fedsim.shift import Shift
 from fedsim.trainer.buffer_recording import BufferRecordingObjective
 from fedsim.trainer.captures import GraphReplay
 from fedsim.trainer.cuda_graph import graph_capturer
 from fedsim.trainer.objective import FunctionalObjective
-from fedsim.trainer.replay import Replay, is_replayable
+from fedsim.trainer.replay import Replay, has_fixed_operations
 from fedsim.trainer.shifted_batches import ShiftedBatches
 
 RECORDING_COMPILE_MODES = ("replay", "graph")
@@ -30,14 +30,14 @@ SMALL_MODEL_NUMBERS = (
 Step = Callable[[Carry, Carry, Tensor], tuple[Carry, Tensor]]
 
 
-def copy_results(step: Step) -> Step:
+def clone_step_results(step: Step) -> Step:
     """Return copies of results: CUDA graphs return memory that the next replay overwrites."""
 
-    def step_with_copies(carry: Carry, batch: Carry, lr: Tensor) -> tuple[Carry, Tensor]:
+    def step_with_copied_results(carry: Carry, batch: Carry, lr: Tensor) -> tuple[Carry, Tensor]:
         carry, loss = step(carry, batch, lr)
         return {name: value.clone() for name, value in carry.items()}, loss.clone()
 
-    return step_with_copies
+    return step_with_copied_results
 
 
 class VmapExecutor:
@@ -46,7 +46,7 @@ class VmapExecutor:
     def __init__(
         self,
         local_rule: LocalRule,
-        model: RowModel,
+        model: StatelessModel,
         shift: Shift,
         is_contaminated: bool = False,
         compile: str = "never",
@@ -63,10 +63,10 @@ class VmapExecutor:
         )  # nothing happens between reaction and step
         if compile != "never" and compile not in RECORDING_COMPILE_MODES:
             step = torch.compile(self._step, mode=compile)
-            self._step = copy_results(step) if compile == "reduce-overhead" else step
+            self._step = clone_step_results(step) if compile == "reduce-overhead" else step
         self._shift_batch: Callable[..., Any] = self._shifted_batch
         self._shift_and_step_function: Callable[..., Any] = functools.partial(self._shift_and_step, self._step)
-        if compile in RECORDING_COMPILE_MODES and is_replayable(local_rule, model, shift):
+        if compile in RECORDING_COMPILE_MODES and has_fixed_operations(local_rule, model, shift):
             functions = (self._shift_batch, self._on_round_start, self._step, self._shift_and_step_function)
             recorder = (
                 Replay if compile == "replay" else functools.partial(GraphReplay, capture=graph_capturer(model.device))
@@ -100,7 +100,7 @@ class VmapExecutor:
         num_active = len(chunk.steps)
         total_losses = losses = torch.zeros(num_active, dtype=self.dtype, device=learning_rates.device)
         finished_carries: list[Carry] = []
-        for step, num_stepping in enumerate(chunk.active_rows()):
+        for step, num_stepping in enumerate(chunk.active_row_counts()):
             if num_stepping < num_active:
                 finished_carries.append({name: value[num_stepping:] for name, value in carry.items()})
                 carry = {name: value[:num_stepping] for name, value in carry.items()}
@@ -116,7 +116,7 @@ class VmapExecutor:
             else:
                 carry, batch = self._shift_batch(carry, batch, theta)
                 batch = chunk.contaminate(batch, step, 0, num_active)
-                carry, loss = self._step_by_batch_size(chunk.sizes[:num_active, step], step, carry, batch, lr)
+                carry, loss = self._step_equal_batch_sizes(chunk.sizes[:num_active, step], step, carry, batch, lr)
             total_losses += loss
         if finished_carries:
             carry_parts = [carry, *reversed(finished_carries)]
@@ -143,7 +143,7 @@ class VmapExecutor:
         step_result: tuple[Carry, Tensor] = self._step(carry, batch, lr)
         return step_result
 
-    def _step_by_batch_size(
+    def _step_equal_batch_sizes(
         self, batch_sizes: np.ndarray, step: int, carry: Carry, batch: Batch, lr: Tensor
     ) -> tuple[Carry, Tensor]:
         """Take one step; if samples depend on their batch, rows with batches of equal size together, without

@@ -117,7 +117,7 @@ def privacy(
     noisy = [stage for stage in stages if isinstance(stage, (GaussianNoise, TreeNoise))]
     if not noisy or not rounds:
         return None
-    reason = _refusal_reason(stages, noisy, availability, server_sees, list(leaks), rounds)
+    reason = _no_claim_reason(stages, noisy, availability, server_sees, list(leaks), rounds)
     if reason:
         return Privacy(f"no ε is claimed: {reason}")
     stage, earlier_stages = noisy[0], stages[: stages.index(noisy[0])]
@@ -128,13 +128,13 @@ def privacy(
             "one client's rows replaced by zeros; each client participates at most once, in a round that the server "
             "knows; noise of a binary tree"
         )
-        return _privacy_of(mechanism, stage.delta, rounds, description)
+        return _mechanism_privacy(mechanism, stage.delta, rounds, description)
     assert isinstance(stage, GaussianNoise)
-    has_client_memory = has_client_memory or any(_client_memory(s, availability) for s in earlier_stages)
+    has_client_memory = has_client_memory or any(_has_client_memory(s, availability) for s in earlier_stages)
     return _claimed_epsilon(stage, counts, availability, server_sees, rounds, has_client_memory)
 
 
-def _refusal_reason(
+def _no_claim_reason(
     stages: Sequence[Stage],
     noisy: Sequence[Stage],
     availability: Availability,
@@ -157,16 +157,16 @@ def _refusal_reason(
             "noise; put it before the noise"
         )
     for earlier_stage in (*stages[:noise_index], stage):
-        if leak := _noiseless_memory(earlier_stage):
+        if leak := _noiseless_memory_reason(earlier_stage):
             return leak
     if has_shared_noise and server_sees == "rows":
         remedy = "; set per=client" if isinstance(stage, GaussianNoise) else ""
         return f"the strategy uses more of the rows than their sum, and only the sum has the noise{remedy}"
     if availability.law == "multiset" or (
-        _is_user_process(availability) and _max_participations(availability, rounds) > 1
+        _is_user_availability(availability) and _max_count_per_round(availability, rounds) > 1
     ):
         return "a client that is drawn twice in a round counts twice, and is clipped once"
-    if isinstance(stage, TreeNoise) and _do_clients_repeat(availability, rounds):
+    if isinstance(stage, TreeNoise) and _has_repeat_participation(availability, rounds):
         return (
             "the noise of a tree needs a bound on how often a client participates, which this availability does not "
             "give; where each client participates at most once, ε is that of ⌈log₂(T + 1)⌉ Gaussian mechanisms of this "
@@ -175,7 +175,7 @@ def _refusal_reason(
     return ""
 
 
-def _noiseless_memory(stage: Stage) -> str:
+def _noiseless_memory_reason(stage: Stage) -> str:
     """Return what the server keeps between rounds that was computed from rows without noise; '' if nothing is."""
     if isinstance(stage, Clip):
         if stage.quantile is not None and not stage.count_noise:
@@ -195,7 +195,7 @@ def _claimed_epsilon(
     has_client_memory: bool,
 ) -> Privacy:
     """Return ε of the events that bound this sampling."""
-    z, m = sum_multiplier(stage), availability.population.clients
+    z, m = sum_noise_multiplier(stage), availability.population.clients
     if stage.per == "client":
         description = (
             "each row by itself, replaced by another; no amplification by sampling: every client is assumed to "
@@ -203,7 +203,7 @@ def _claimed_epsilon(
         )
         if counts:
             description += "; the server is trusted with the counts of rows within the clipping norm"
-        return _privacy_of(
+        return _mechanism_privacy(
             Mechanism(NEIGHBOURS_REPLACE_ONE, KNOWN_SAMPLING, z / 2, counts, by_row=True),
             stage.delta,
             rounds,
@@ -217,14 +217,14 @@ def _claimed_epsilon(
             f"one client replaced by another; {availability.k} of {m} clients are sampled without replacement, and the "
             "sample is kept secret"
         )
-        return _privacy_of(mechanism, stage.delta, rounds, description)
-    if server_sees == "sum" and type(availability) is Bernoulli and _has_independent_probabilities(availability):
-        q, empty_round_probability = _sampling_bounds(availability, rounds)
+        return _mechanism_privacy(mechanism, stage.delta, rounds, description)
+    if server_sees == "sum" and type(availability) is Bernoulli and _has_data_free_probabilities(availability):
+        q, empty_round_probability = _sampling_rate_bounds(availability, rounds)
         description = (
             f"one client added or removed; each client participates independently with probability at most {q:g}, and "
             "the sample is kept secret"
         )
-        return _privacy_of(
+        return _mechanism_privacy(
             Mechanism(NEIGHBOURS_ADD_OR_REMOVE, POISSON_SAMPLING, z, counts, q=q),
             stage.delta,
             rounds,
@@ -235,37 +235,39 @@ def _claimed_epsilon(
         "one client's rows replaced by zeros; no amplification by sampling: the server knows which clients "
         "participate, and every client is assumed to participate in every round"
     )
-    return _privacy_of(Mechanism(NEIGHBOURS_ZERO_OUT, KNOWN_SAMPLING, z, counts), stage.delta, rounds, description)
+    return _mechanism_privacy(
+        Mechanism(NEIGHBOURS_ZERO_OUT, KNOWN_SAMPLING, z, counts), stage.delta, rounds, description
+    )
 
 
-def sum_multiplier(stage: GaussianNoise | TreeNoise) -> float:
+def sum_noise_multiplier(stage: GaussianNoise | TreeNoise) -> float:
     """Return the noise multiplier of the sum, as the settings state it (not as the stage derived it from them)."""
     if isinstance(stage, TreeNoise) or stage.quantile is None or not stage.count_noise:
         return stage.multiplier
     return (stage.multiplier**-2 - (2 * stage.count_noise) ** -2) ** -0.5
 
 
-def _has_independent_probabilities(availability: Bernoulli) -> bool:
+def _has_data_free_probabilities(availability: Bernoulli) -> bool:
     """Return whether the probabilities are known not to depend on the data."""
     return type(availability.base) in INDEPENDENT_BASES and type(availability.trajectory) in INDEPENDENT_TRAJECTORIES
 
 
-def _client_memory(stage: Stage, availability: Availability) -> bool:
+def _has_client_memory(stage: Stage, availability: Availability) -> bool:
     """Return whether a client's row depends on how the stage treated its earlier rows."""
     return availability.federation is not None and bool(stage.memory(availability.federation, 1))
 
 
-def _is_user_process(availability: Availability) -> bool:
+def _is_user_availability(availability: Availability) -> bool:
     """Return whether an availability process is user-defined, so that its counts may be above 1."""
     return not type(availability).__module__.startswith("fedsim.")
 
 
-def _max_participations(availability: Availability, rounds: int) -> float:
+def _max_count_per_round(availability: Availability, rounds: int) -> float:
     """Return the largest count of a client in a round."""
     return max(float(availability.counts(t).max(initial=0)) for t in range(rounds))
 
 
-def _do_clients_repeat(availability: Availability, rounds: int) -> bool:
+def _has_repeat_participation(availability: Availability, rounds: int) -> bool:
     """Return whether some client takes part more than once in these rounds."""
     times = np.zeros(availability.population.shape)
     for t in range(rounds):
@@ -275,7 +277,7 @@ def _do_clients_repeat(availability: Availability, rounds: int) -> bool:
     return False
 
 
-def _sampling_bounds(availability: Bernoulli, rounds: int) -> tuple[float, float]:
+def _sampling_rate_bounds(availability: Bernoulli, rounds: int) -> tuple[float, float]:
     """Return the largest p_i^t, and a bound on the probability of an empty round, which adds no noise and is
     visible."""
     is_stationary = isinstance(availability.trajectory, Stationary)
@@ -289,7 +291,7 @@ def _sampling_bounds(availability: Bernoulli, rounds: int) -> tuple[float, float
     return max_sampling_rate, min(1.0, empty_round_probability * (rounds if is_stationary else 1))
 
 
-def _privacy_of(
+def _mechanism_privacy(
     mechanism: Mechanism, delta: float, rounds: int, reason: str, empty_round_probability: float = 0.0
 ) -> Privacy:
     try:

@@ -31,7 +31,7 @@ from fedsim.uplink.accounting import (
     Mechanism,
     Privacy,
     epsilon_of,
-    sum_multiplier,
+    sum_noise_multiplier,
 )
 from fedsim.uplink.chain import Uplink
 from fedsim.uplink.private import Clip, GaussianNoise, TreeNoise
@@ -49,7 +49,7 @@ ONE_ROUND_ASSUMPTION = "one round that the canary is known to take part in (μ-G
 
 
 @dataclass(frozen=True)
-class Finding:
+class EpsilonBound:
     """A lower bound on ε, and the claimed ε.
 
     Attributes:
@@ -71,7 +71,7 @@ class Finding:
 
 
 @dataclass(frozen=True)
-class Audit:
+class PrivacyAuditResult:
     """The result of an audit.
 
     Attributes:
@@ -88,7 +88,7 @@ class Audit:
     rounds: int
     worlds: int
     confidence: float
-    findings: tuple[Finding, ...]
+    findings: tuple[EpsilonBound, ...]
 
     @property
     def bound(self) -> float:
@@ -109,7 +109,7 @@ def audit(
     worlds: int = 20_000,
     confidence: float = 0.95,
     seed: int = 0,
-) -> Audit:
+) -> PrivacyAuditResult:
     """Compute lower bounds on ε of these stages after so many rounds.
 
     Args:
@@ -132,7 +132,7 @@ def audit(
     canary_present = np.arange(worlds) % 2 == 0
     starts = range(0, worlds, WORLDS_AT_ONCE)
     score_blocks = [
-        _scores(
+        _log_likelihood_ratios(
             uplink,
             availability,
             mechanism,
@@ -154,25 +154,27 @@ def audit(
     always_participates = mechanism.sampling == KNOWN_SAMPLING and bool((times == rounds).all())
     one_round = not always_participates and not mechanism.tree  # if the canary is rare, most worlds reveal little
     error_probability = (1 - confidence) / (1 + (mechanism.sampling == KNOWN_SAMPLING) + one_round)  # of each finding
-    plain_bound = clopper_pearson(ratios[canary_present], ratios[~canary_present], claim.delta, error_probability)
-    findings = [Finding(CLOPPER_PEARSON_ASSUMPTION, claim.epsilon, *plain_bound)]
+    plain_bound = epsilon_lower_bound(ratios[canary_present], ratios[~canary_present], claim.delta, error_probability)
+    findings = [EpsilonBound(CLOPPER_PEARSON_ASSUMPTION, claim.epsilon, *plain_bound)]
     if mechanism.sampling == KNOWN_SAMPLING:
-        bound = gaussian_bound(ratios[canary_present], ratios[~canary_present], claim.delta, error_probability)
-        findings.append(Finding(GAUSSIAN_ASSUMPTION, claim.epsilon, *bound))
+        bound = gaussian_epsilon_lower_bound(
+            ratios[canary_present], ratios[~canary_present], claim.delta, error_probability
+        )
+        findings.append(EpsilonBound(GAUSSIAN_ASSUMPTION, claim.epsilon, *bound))
     if one_round:
         observed = ~np.isnan(best_single_scores)
         round_epsilon = epsilon_of(replace(mechanism, sampling=KNOWN_SAMPLING), claim.delta, 1)
-        bound = gaussian_bound(
+        bound = gaussian_epsilon_lower_bound(
             best_single_scores[canary_present & observed],
             best_single_scores[~canary_present & observed],
             claim.delta,
             error_probability,
         )
-        findings.append(Finding(ONE_ROUND_ASSUMPTION, round_epsilon, *bound))
-    return Audit(claim.epsilon, claim.delta, rounds, worlds, confidence, tuple(findings))
+        findings.append(EpsilonBound(ONE_ROUND_ASSUMPTION, round_epsilon, *bound))
+    return PrivacyAuditResult(claim.epsilon, claim.delta, rounds, worlds, confidence, tuple(findings))
 
 
-def _scores(
+def _log_likelihood_ratios(
     uplink: Uplink,
     availability: Availability,
     mechanism: Mechanism,
@@ -186,12 +188,12 @@ def _scores(
     The second array is that of the first round in which the canary is known to take part, NaN where there is none; the
     third one is the number of these rounds.
     """
-    canary = _canary_client(availability, rounds)
-    federation, process = _federation_of_games(availability, seeds)
+    canary = _most_frequent_participant(availability, rounds)
+    federation, process = _auditing_federation(availability, seeds)
     chain, memory = copy.deepcopy(uplink), Memory()
     chain.setup(federation, process)
-    chain.remember(memory, federation, torch.zeros(len(seeds), AUDITED_DIMENSIONS, dtype=federation.dtype))
-    adversary = _Adversary(mechanism, chain, len(seeds), rounds)
+    chain.add_stage_memory(memory, federation, torch.zeros(len(seeds), AUDITED_DIMENSIONS, dtype=federation.dtype))
+    adversary = _AuditAdversary(mechanism, chain, len(seeds), rounds)
     for t in range(rounds):
         counts, probabilities = np.array(process.counts(t)), process.probabilities(t)
         takes_part, q = counts[:, canary] > 0, probabilities[:, canary]
@@ -219,16 +221,18 @@ def _scores(
         else:
             released_sum = cohort.sum(received)[:, 0]
         total = sign * (released_sum / norms_before[-1][1]).double().numpy()
-        adversary.observe_round(total, _counts(chain, memory, norms_before), takes_part, q, cohort.is_nonempty.numpy())
+        adversary.observe_round(
+            total, _inferred_noisy_counts(chain, memory, norms_before), takes_part, q, cohort.is_nonempty.numpy()
+        )
     return adversary.score(), adversary.first_round_scores, adversary.times
 
 
-def _canary_client(availability: Availability, rounds: int) -> int:
+def _most_frequent_participant(availability: Availability, rounds: int) -> int:
     """Return the client that takes part most often in expectation."""
     return int(sum(availability.probabilities(t)[0] for t in range(rounds)).argmax())
 
 
-def _federation_of_games(availability: Availability, seeds: np.ndarray) -> tuple[Federation, Availability]:
+def _auditing_federation(availability: Availability, seeds: np.ndarray) -> tuple[Federation, Availability]:
     """Return a federation with a replicate for each world, all like the first replicate, and the process bound to
     it."""
     run, m = availability.federation, availability.population.clients
@@ -253,7 +257,7 @@ def _federation_of_games(availability: Availability, seeds: np.ndarray) -> tuple
     return federation, process
 
 
-def _adaptive_stages(chain: Uplink) -> Iterator[tuple[int, Clip]]:
+def _adaptive_clip_stages(chain: Uplink) -> Iterator[tuple[int, Clip]]:
     """Return the stages up to the noise whose clipping norm follows a count."""
     for number, stage in enumerate(chain.stages):
         if isinstance(stage, Clip) and stage.quantile is not None:
@@ -264,17 +268,17 @@ def _adaptive_stages(chain: Uplink) -> Iterator[tuple[int, Clip]]:
 
 def _adaptive_norms(chain: Uplink, memory: Memory, federation: Federation) -> list[tuple[int, Tensor]]:
     """Return number and current norm [W] of the adaptive stages, and last that of the stage with the noise."""
-    adaptive = [(number, memory.server[f"uplink {number} norm"].clone()) for number, _ in _adaptive_stages(chain)]
+    adaptive = [(number, memory.server[f"uplink {number} norm"].clone()) for number, _ in _adaptive_clip_stages(chain)]
     number, stage = next((k, s) for k, s in enumerate(chain.stages) if isinstance(s, (GaussianNoise, TreeNoise)))
     if adaptive and adaptive[-1][0] == number:
         return [*adaptive, adaptive[-1]]
     return [*adaptive, (number, torch.full((federation.num_replicates,), stage.norm, dtype=federation.dtype))]
 
 
-def _counts(chain: Uplink, memory: Memory, norms_before: list[tuple[int, Tensor]]) -> list[np.ndarray]:
+def _inferred_noisy_counts(chain: Uplink, memory: Memory, norms_before: list[tuple[int, Tensor]]) -> list[np.ndarray]:
     """Return [W] each: the noisy counts of the round, inferred from how the norm changed."""
     noisy_counts = []
-    for (number, stage), (_, old_norm) in zip(_adaptive_stages(chain), norms_before, strict=False):
+    for (number, stage), (_, old_norm) in zip(_adaptive_clip_stages(chain), norms_before, strict=False):
         new_norm = memory.server[f"uplink {number} norm"]
         assert stage.quantile is not None
         share = stage.quantile - torch.log(new_norm.double() / old_norm.double()) / stage.rate
@@ -304,7 +308,7 @@ def _sent_rows(
     return rows
 
 
-class _Adversary:
+class _AuditAdversary:
     """Sums, round by round, the log-likelihood ratio of the two neighbouring federations.
 
     It knows everything but the canary's row, the noise and, where sampling is secret, who takes part.
@@ -322,8 +326,8 @@ class _Adversary:
 
     def __init__(self, mechanism: Mechanism, chain: Uplink, worlds: int, rounds: int) -> None:
         stage = next(s for s in chain.stages if isinstance(s, (GaussianNoise, TreeNoise)))
-        self.mechanism, self.z = mechanism, sum_multiplier(stage)
-        self.deviations = [s.count_noise for _, s in _adaptive_stages(chain)]
+        self.mechanism, self.z = mechanism, sum_noise_multiplier(stage)
+        self.deviations = [s.count_noise for _, s in _adaptive_clip_stages(chain)]
         self.sum, self.first_round_scores = np.zeros(worlds), np.full(worlds, np.nan)
         self.released, self.means = np.zeros((worlds, rounds)), np.zeros((worlds, rounds))  # of a tree
         self.nonempty, self.times = np.zeros(worlds, dtype=int), np.zeros(worlds, dtype=int)
@@ -341,7 +345,7 @@ class _Adversary:
             nonempty: [W] whether anybody does.
         """
 
-        def likelihood(mean: float, counted: float) -> np.ndarray:
+        def likelihood_ratio(mean: float, counted: float) -> np.ndarray:
             """Return the likelihood of a canary that changes sum and counts by so much, relative to no canary."""
             log_ratio = np.zeros_like(total) if self.mechanism.tree else (total * mean - mean**2 / 2) / self.z**2
             for count, deviation in zip(counts, self.deviations, strict=True):
@@ -349,11 +353,11 @@ class _Adversary:
             return log_ratio
 
         if self.mechanism.relation == NEIGHBOURS_ADD_OR_REMOVE:
-            present_ratio, absent_ratio = likelihood(1, 1), np.zeros_like(total)
+            present_ratio, absent_ratio = likelihood_ratio(1, 1), np.zeros_like(total)
         elif self.mechanism.relation == NEIGHBOURS_REPLACE_ONE:
-            present_ratio, absent_ratio = likelihood(1, 1), likelihood(-1, 0)
+            present_ratio, absent_ratio = likelihood_ratio(1, 1), likelihood_ratio(-1, 0)
         else:
-            present_ratio, absent_ratio = likelihood(1, 0), likelihood(0, 1)
+            present_ratio, absent_ratio = likelihood_ratio(1, 0), likelihood_ratio(0, 1)
         self.times += takes_part
         is_first_round = takes_part & np.isnan(self.first_round_scores)
         self.first_round_scores[is_first_round] = (present_ratio - absent_ratio)[is_first_round]
@@ -377,12 +381,12 @@ class _Adversary:
             for length in np.unique(self.nonempty):
                 game_indices = self.nonempty == length
                 shift, y = self.means[game_indices, :length], self.released[game_indices, :length]
-                precision = np.linalg.inv(self.z**2 * _covariance(int(length)))
+                precision = np.linalg.inv(self.z**2 * _tree_noise_covariance(int(length)))
                 ratios[game_indices] += ((shift @ precision) * (y - shift / 2)).sum(1)  # Δᵀ Σ⁻¹ (y − Δ/2)
         return np.nan_to_num(ratios)
 
 
-def _covariance(rounds: int) -> np.ndarray:
+def _tree_noise_covariance(rounds: int) -> np.ndarray:
     """[T, T] of the increments of a tree's noise: after k rounds it has a node for every one-bit of k."""
     nodes = [{(level, k >> level) for level in range(k.bit_length()) if k >> level & 1} for k in range(rounds + 1)]
     names = {name: column for column, name in enumerate(sorted(set().union(*nodes)))}
@@ -401,7 +405,7 @@ def clopper_pearson_upper_bound(num_hits: int, trials: int, error_probability: f
     return 1.0 if num_hits >= trials else float(beta.ppf(1 - error_probability, num_hits + 1, trials - num_hits))
 
 
-def clopper_pearson(
+def epsilon_lower_bound(
     first: np.ndarray, second: np.ndarray, delta: float, error_probability: float
 ) -> tuple[float, float]:
     """ε ≥ log((P₁(S) − δ) / P₂(S)) for S = {score > t}, or {score < t} with the neighbours exchanged; and its ceiling.
@@ -414,7 +418,7 @@ def clopper_pearson(
         error_probability: probability that the bound is too large, at most.
     """
 
-    def epsilon(first_scores: np.ndarray, second_scores: np.ndarray, t: float) -> float:
+    def epsilon_lower_bound(first_scores: np.ndarray, second_scores: np.ndarray, t: float) -> float:
         hit_probability = (
             1
             - clopper_pearson_upper_bound(int((first_scores <= t).sum()), len(first_scores), error_probability / 2)
@@ -435,16 +439,16 @@ def clopper_pearson(
         for t in np.quantile(
             candidate_thresholds, np.concatenate([np.linspace(0.02, 0.98, 49), [0.985, 0.99, 0.995, 0.998]])
         ):
-            if (value := epsilon(first_scores[::2], second_scores[::2], float(t))) > best:
+            if (value := epsilon_lower_bound(first_scores[::2], second_scores[::2], float(t))) > best:
                 best_split, best = (first_scores, second_scores, float(t)), value
     first_scores, second_scores, t = best_split
     bound_without_errors = clopper_pearson_upper_bound(0, len(second_scores[1::2]), error_probability / 2)
-    return max(0.0, epsilon(first_scores[1::2], second_scores[1::2], t)), max(
+    return max(0.0, epsilon_lower_bound(first_scores[1::2], second_scores[1::2], t)), max(
         0.0, math.log((1 - bound_without_errors) / bound_without_errors)
     )
 
 
-def gaussian_bound(
+def gaussian_epsilon_lower_bound(
     first_scores: np.ndarray, second_scores: np.ndarray, delta: float, error_probability: float
 ) -> tuple[float, float]:
     """ε at δ of μ-GDP with μ ≥ Φ⁻¹(1 − α) − Φ⁻¹(β), the errors of deciding by the sign of the score; and its ceiling.
@@ -457,7 +461,7 @@ def gaussian_bound(
     from dp_accounting import get_epsilon_gaussian
     from scipy.stats import norm
 
-    def epsilon(false_positives: int, false_negatives: int) -> float:
+    def epsilon_lower_bound(false_positives: int, false_negatives: int) -> float:
         alpha = clopper_pearson_upper_bound(false_positives, len(second_scores), error_probability / 2)
         beta = clopper_pearson_upper_bound(false_negatives, len(first_scores), error_probability / 2)
         mu = float(norm.isf(alpha) - norm.ppf(beta))
@@ -465,4 +469,6 @@ def gaussian_bound(
 
     if not len(first_scores) or not len(second_scores):
         return 0.0, 0.0
-    return epsilon(int((second_scores > 0).sum()), int((first_scores <= 0).sum())), epsilon(0, 0)
+    return epsilon_lower_bound(int((second_scores > 0).sum()), int((first_scores <= 0).sum())), epsilon_lower_bound(
+        0, 0
+    )

@@ -53,7 +53,7 @@ class Uplink:
         for number, stage in enumerate(self.stages):
             stage.setup(federation, availability, self.stages[:number])
 
-    def remember(self, memory: Memory, federation: Federation, model: Tensor) -> None:
+    def add_stage_memory(self, memory: Memory, federation: Federation, model: Tensor) -> None:
         """Add the memory of the stages before round 0, for rows as long as the models [R, d]."""
         for number, stage in enumerate(self.stages):
             for name, value in stage.memory(federation, model.shape[1]).items():

@@ -172,7 +172,9 @@ class TreeNoise(Clip):
         clipped = super().__call__(rows, link)
         rounds_after = rounds + cohort.is_nonempty
         levels = (cohort.round + 1).bit_length()
-        new_noise, old_noise = (self.noise(link.lasting_keys, k, levels, rows) for k in (rounds_after, rounds))
+        new_noise, old_noise = (
+            self.noise(link.round_independent_keys, k, levels, rows) for k in (rounds_after, rounds)
+        )
         rounds.copy_(rounds_after)
         count = cohort.sum(torch.ones_like(cohort.multiplicity)).clamp(min=1.0)
         return clipped + cohort.broadcast(self.norm * self.multiplier * (new_noise - old_noise) / count[:, None])

@@ -64,7 +64,7 @@ class StageContext:
         return rng.row_keys(seeds, rng.Purpose.UPLINK, no_client, self.cohort.round, self._stage)
 
     @property
-    def lasting_keys(self) -> Tensor:
+    def round_independent_keys(self) -> Tensor:
         """[R] int64 the random key of each replicate and stage, the same in every round."""
         seeds = self.cohort.federation.seed_of_replicate
         return rng.row_keys(seeds, rng.Purpose.UPLINK, torch.full_like(seeds, -1), -1, self._stage)

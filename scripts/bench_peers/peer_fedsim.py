@@ -23,7 +23,7 @@ clock = w.Clock(asked)
 def timed(simulation: Simulation, folder: str) -> Result:
     """The run, whose clock ticks whenever the local work of a round is done: from one tick to the next is a whole
     round. What the run does before its first round, such as trying its parts, hands out no work."""
-    steps = simulation.run_steps(folder, tracking=Tracking(progress="none"))
+    steps = simulation.run_as_generator(folder, tracking=Tracking(progress="none"))
     try:
         work = next(steps)
         while True:

@@ -28,7 +28,7 @@ def started(*_, **__) -> NoReturn:
 def answer(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> str | None:
     """What the command line says to it; None where it would run."""
 
-    monkeypatch.setattr(Trainer, "round_steps", started)
+    monkeypatch.setattr(Trainer, "generate_round_tasks", started)
     monkeypatch.setattr(sys, "argv", ["fedsim", *QUIET, *arguments])
     try:
         main()

@@ -13,13 +13,13 @@ from processes import exit_codes
 from small_runs import configuration
 
 from fedsim.app.build import build
-from fedsim.core import Ranks
+from fedsim.core import ProcessRanks
 from fedsim.core.errors import ConfigError, DivergenceError, PeerError
 
 Ending = tuple[list[dict[str, Any]], torch.Tensor] | str
 
 
-def ended(overrides: list[str], ranks: Ranks | None = None) -> Ending:
+def ended(overrides: list[str], ranks: ProcessRanks | None = None) -> Ending:
     """The history and the last models of a run; or why there was none."""
     try:
         result = build(configuration(*overrides), ranks)[0].run()
@@ -34,7 +34,7 @@ def _rank(rank: int, count: int, folder: Path, compositions: dict[int, list[str]
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(count)}
     store = f"file://{folder}/store"
     dist.init_process_group("gloo", init_method=store, rank=rank, world_size=count, timeout=timedelta(seconds=120))
-    ranks = Ranks.join_group()
+    ranks = ProcessRanks.join_group()
     torch.save({number: ended(own, ranks) for number, own in compositions.items()}, folder / f"rank-{rank}")
     os._exit(0)
 

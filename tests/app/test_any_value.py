@@ -97,7 +97,7 @@ def test_every_key_with_every_wrong_value(
 ) -> None:
     """Words, NaN and the like are no key's value; the message names the key, unless something else stops the run."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(Trainer, "round_steps", started)
+    monkeypatch.setattr(Trainer, "generate_round_tasks", started)
     write(tmp_path)
     text, tried, refused = WRONG[number], 0, 0
     for place, name in enumerate(SETTABLE):

@@ -11,7 +11,7 @@ from small_runs import QUICK
 
 from fedsim.app import folders
 from fedsim.app.cli import flags_first
-from fedsim.app.folders import MAX_NAME_LENGTH, SINGLE_RUN_FOLDER, job_folder
+from fedsim.app.folders import MAX_NAME_LENGTH, SINGLE_RUN_FOLDER, run_folder_name
 
 LEAST = [*QUICK, "rounds=1", "dataset=quadratics", "partition=natural", "model=mean"]
 
@@ -22,7 +22,7 @@ def below(folder: Path) -> set[str]:
 
 
 def test_long_names_of_runs_are_cut_and_stay_distinct() -> None:
-    names = [job_folder([f"lr={'1' * 300}{end}"]) for end in ("2", "3")]
+    names = [run_folder_name([f"lr={'1' * 300}{end}"]) for end in ("2", "3")]
     assert len(set(names)) == 2
     assert all(len(name.encode()) <= MAX_NAME_LENGTH for name in names)
 
@@ -41,13 +41,13 @@ def test_long_names_of_runs_are_cut_and_stay_distinct() -> None:
     ],
 )
 def test_names_carry_what_varies_by_its_last_word(overrides: list[str], fixed: list[str], name: str) -> None:
-    assert job_folder(overrides, fixed) == name
+    assert run_folder_name(overrides, fixed) == name
 
 
 @settings(max_examples=60, deadline=None, database=None)
 @given(st.lists(st.text(alphabet="./\\a\n '\"~*é=,", max_size=12), min_size=2, max_size=2, unique=True))
 def test_whatever_is_swept_stays_in_one_folder_below_and_apart(values: list[str]) -> None:
-    names = [job_folder([f"dataset.path={value}"]) for value in values]
+    names = [run_folder_name([f"dataset.path={value}"]) for value in values]
     assert names[0] != names[1]
     for name in names:
         assert len(PurePath(name).parts) == 1
@@ -96,8 +96,8 @@ def test_what_does_not_go_together_is_explained(fedsim, tmp_path: Path, argument
 
 def test_signs_that_a_system_forbids_are_not_in_a_folders_name(monkeypatch: pytest.MonkeyPatch) -> None:
     overrides = ["metrics=[{name:accuracy,top_k:3}]"]
-    assert job_folder(overrides) == "metrics=[{name:accuracy,top_k:3}]"
+    assert run_folder_name(overrides) == "metrics=[{name:accuracy,top_k:3}]"
     monkeypatch.setattr(folders, "FORBIDDEN_CHARACTERS", ":")
-    name = job_folder(overrides)
+    name = run_folder_name(overrides)
     assert ":" not in name
-    assert name != job_folder(["metrics=[{name:accuracy,top_k:4}]"])
+    assert name != run_folder_name(["metrics=[{name:accuracy,top_k:4}]"])

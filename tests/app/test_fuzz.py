@@ -21,10 +21,10 @@ from small_runs import COMPANY, configuration
 
 from fedsim.app.build import build
 from fedsim.app.config import groups
-from fedsim.app.folding import combined_config, foldable_groups
+from fedsim.app.folding import combined_config, foldable_job_groups
 from fedsim.core.errors import ConfigError, DivergenceError
-from fedsim.run.fold import Fold, FoldedRun, Job, foldable_steps
-from fedsim.run.together import Lockstep, run_together
+from fedsim.run.fold import FoldedJobs, FoldJob, FoldMember, foldable_run_steps
+from fedsim.run.together import LockstepRunner, run_together
 from fedsim.run.tracking import RunConfig
 
 BASE = [
@@ -185,7 +185,7 @@ def folded(cfg: DictConfig, folder: Path) -> None:
     other = copy.deepcopy(cfg)
     other.lr = 0.01
     configs, folders = [cfg, other], [folder / "0", folder / "1"]
-    if not foldable_groups(configs, folders) or FoldedRun(build(cfg)[0]).unfoldable_reason():
+    if not foldable_job_groups(configs, folders) or FoldMember(build(cfg)[0]).unfoldable_reason():
         return
     lists = ran(combined_config(configs))
     for rounds in (1, cfg.rounds):
@@ -193,10 +193,10 @@ def folded(cfg: DictConfig, folder: Path) -> None:
         for one, path in zip(configs, folders, strict=True):
             OmegaConf.update(one, "rounds", rounds)
             simulation, tracking, identity = build(one)
-            jobs.append(Job(foldable_steps(simulation, path, True, tracking, RunConfig(identity))))
+            jobs.append(FoldJob(foldable_run_steps(simulation, path, True, tracking, RunConfig(identity))))
             jobs[-1].start()
         federation = functools.partial(lambda joint: build(joint)[0], combined_config(configs))
-        for _, outcome in Lockstep[None]()([Fold(jobs, federation).round_steps]):
+        for _, outcome in LockstepRunner[None]()([FoldedJobs(jobs, federation).generate_round_tasks]):
             assert outcome is None
     for number, job in enumerate(jobs):
         if isinstance(job.outcome, BaseException):

@@ -13,7 +13,7 @@ from fedsim.app import job_progress
 from fedsim.app.job_progress import (
     JobProgress,
     LockstepProgress,
-    best_so_far,
+    best_metric_text,
     duration_text,
     leading_metric,
     yield_finished_futures,
@@ -54,7 +54,7 @@ def test_a_word_every_ten_seconds_with_the_time_that_is_left(tmp_path: Path) -> 
         said[0]
         == "0/4 jobs done after 10 s, about 40 s left; round 10/50, 4 together; best so far: test_accuracy 0.8 (b)"
     )
-    progress.jobs_finished()
+    progress.record_finished_jobs()
     clock.now += 9
     watch(45, 3)
     assert len(said) == 4  # whoever said that the job has ended has said a word
@@ -66,10 +66,10 @@ def test_a_word_every_ten_seconds_with_the_time_that_is_left(tmp_path: Path) -> 
 @pytest.mark.parametrize(("metric", "whose"), [("test_accuracy", "b"), ("test_loss", "a")])
 def test_the_best_is_that_of_the_metrics_direction(metric: str, whose: str, tmp_path: Path) -> None:
     folders = [rows(tmp_path / "a", 0.3, metric), rows(tmp_path / "b", 0.7, metric)]
-    assert best_so_far(folders).endswith(f"({whose})")
-    assert best_so_far([tmp_path / "nothing"]) == ""
+    assert best_metric_text(folders).endswith(f"({whose})")
+    assert best_metric_text([tmp_path / "nothing"]) == ""
     (tmp_path / "b" / "metrics.csv").write_text("no metrics\n1,2\n")
-    assert best_so_far(folders).endswith("(a)")
+    assert best_metric_text(folders).endswith("(a)")
 
 
 def test_futures_are_given_as_they_end_and_the_others_waited_for_with_words(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ import pytest
 from omegaconf import DictConfig, OmegaConf
 from small_runs import QUICK, configuration
 
-from fedsim.app.folding import combined_config, foldable_groups, per_seed_keys
+from fedsim.app.folding import combined_config, foldable_job_groups, per_seed_setting_keys
 from fedsim.app.lockstep import MAX_CACHED_CONFIGURATIONS, CachingConfigLoader
 
 SMALL = [*QUICK, "dataset=quadratics", "partition=natural", "model=mean", "trainer.trial=false", "seeds=[0,1]"]
@@ -81,7 +81,7 @@ def composed(strategy: str, local: str = "sgd") -> DictConfig:
 def grouped(*jobs: tuple[DictConfig, dict[str, Any]]) -> list[list[int]]:
     """Positions of jobs that are folded, each given by a configuration and what it changes."""
     configs = [changed(config, changes) for config, changes in jobs]
-    return foldable_groups(configs, [Path(f"nowhere/{number}") for number in range(len(configs))])
+    return foldable_job_groups(configs, [Path(f"nowhere/{number}") for number in range(len(configs))])
 
 
 def changed(config: DictConfig, changes: dict[str, Any]) -> DictConfig:
@@ -104,7 +104,7 @@ def test_jobs_are_folded_that_differ_in_numbers_of_rows_and_seeds() -> None:
 
 def test_a_rate_that_is_also_a_number_for_all_seeds_is_not_folded() -> None:
     config = composed("fedavg", "apfl")
-    keys = per_seed_keys(config)
+    keys = per_seed_setting_keys(config)
     assert keys == {"local.lr": "lr", "local.alpha": "local.alpha", "strategy.server_lr": "strategy.server_lr"}
     assert grouped((config, {"lr": 0.1}), (config, {"lr": 0.2})) == [[0, 1]]
     tied = changed(config, {"local.personal_lr": "${lr}"})

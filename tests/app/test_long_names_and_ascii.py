@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fedsim.app.folders import folder_name
+from fedsim.app.folders import checked_folder_name
 from fedsim.core import ConfigError
 from fedsim.core.speaking import tolerate_broken_pipes
 from fedsim.studies.results.differences import load_runs
@@ -19,7 +19,7 @@ LONG = "x" * 256
 @pytest.mark.parametrize("text", [LONG, f"a/{LONG}/b", "ä" * 128, "a/" * 2000])
 def test_a_folder_with_too_long_a_name_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match=r"^out=.{41} is longer than file systems allow"):
-        folder_name("out", text)
+        checked_folder_name("out", text)
 
 
 def test_a_run_with_too_long_a_name_ends_in_one_sentence(fedsim, tmp_path: Path) -> None:
@@ -30,7 +30,7 @@ def test_a_run_with_too_long_a_name_ends_in_one_sentence(fedsim, tmp_path: Path)
 
 
 def test_the_longest_name_is_taken() -> None:
-    assert folder_name("out", "x" * 255) == "x" * 255
+    assert checked_folder_name("out", "x" * 255) == "x" * 255
 
 
 def test_runs_of_such_a_folder_are_not_found() -> None:

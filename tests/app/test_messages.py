@@ -16,14 +16,14 @@ from torch import nn
 
 from fedsim import Execution, Simulation, Tracking
 from fedsim.app import cli
-from fedsim.app.explain import unresolved_reason
+from fedsim.app.explain import unresolvable_setting_reason
 from fedsim.app.signature import check_types
 from fedsim.availability import Trace, UniformK
 from fedsim.core import ConfigError, DivergenceError, Federation
 from fedsim.data.datasets import LEAF, ArrayFiles, GaussianMean, Quadratics, Text
 from fedsim.evaluation.personal import Personal
 from fedsim.local import APFL, SGD, PFedMe
-from fedsim.local.history import History
+from fedsim.local.history import DeploymentHistory
 from fedsim.models import Mean
 from fedsim.run.checkpoint import NAME
 from fedsim.run.divergence import divergence_remedy
@@ -66,13 +66,13 @@ PIPES = {
 @pytest.mark.parametrize("value", ELSEWHERE)
 def test_settings_that_come_from_nowhere(value: str) -> None:
     cfg = OmegaConf.create({"lr": value, "rounds": 3, "local": {"lr": "${lr}"}})
-    assert unresolved_reason(cfg) == ELSEWHERE[value]
+    assert unresolvable_setting_reason(cfg) == ELSEWHERE[value]
 
 
 def test_settings_that_come_from_somewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FEDSIM_LR", "0.1")
     lr = "${oc.decode:${oc.env:FEDSIM_LR}}"
-    assert unresolved_reason(OmegaConf.create({"lr": lr, "rounds": 3, "local": {"lr": "${lr}"}})) is None
+    assert unresolvable_setting_reason(OmegaConf.create({"lr": lr, "rounds": 3, "local": {"lr": "${lr}"}})) is None
 
 
 def test_a_number_that_is_text() -> None:
@@ -212,4 +212,4 @@ def test_no_last_good_checkpoint_where_none_exists(fedsim, tmp_path: Path) -> No
 def test_a_history_beyond_all_memory_is_named_before_it_is_made() -> None:
     federation = Federation((0,), 3, np.ones(3))
     with pytest.raises(ConfigError, match=r"local\.history=1000000000 needs \d+ GiB for 3 clients' models, more than"):
-        History(10**9).memory(federation, 9, 9)
+        DeploymentHistory(10**9).memory(federation, 9, 9)

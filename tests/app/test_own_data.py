@@ -12,7 +12,7 @@ import pytest
 from fedsim import load
 from fedsim.core import ConfigError
 from fedsim.models import Linear
-from fedsim.run.tracking.clients import Clients, read
+from fedsim.run.tracking.clients import ClientSummary, read
 from fedsim.studies.plots import clients as pictures
 from fedsim.studies.results.runs import Run
 
@@ -79,7 +79,7 @@ def test_bad_data_leave_nothing_behind(tmp_path: Path, fedsim, ill: Callable[[in
 
 
 def test_pictures_call_clients_and_classes_by_their_names() -> None:
-    known = Clients(
+    known = ClientSummary(
         number=3,
         accuracy=None,
         samples=None,
@@ -103,7 +103,7 @@ def test_pictures_call_clients_and_classes_by_their_names() -> None:
 def test_clients_are_drawn_on_what_was_held_out_of_them_where_all_runs_have_that() -> None:
     def run(held: bool) -> Run:
         nothing = np.zeros((2, 1), dtype=bool)
-        known = Clients(2, np.array([[0.1, 0.2]]), None, None, nothing)
+        known = ClientSummary(2, np.array([[0.1, 0.2]]), None, None, nothing)
         known.held_out = np.array([[0.7, np.nan]]) if held else None
         return Run(Path("run"), [], {}, known)
 
@@ -133,7 +133,7 @@ def test_a_mistake_in_an_object_inside_names_where_it_is(tmp_path: Path, fedsim)
 def test_a_panel_of_classes_is_as_wide_as_they_are_many() -> None:
     def width(classes: int) -> float:
         shares = np.full((2, classes), 1 / classes)
-        known = Clients(number=2, accuracy=None, samples=None, class_fractions=shares, present=None)
+        known = ClientSummary(number=2, accuracy=None, samples=None, class_fractions=shares, present=None)
         drawing = pictures.partition_figure([Run(Path("run"), [], {}, known)])
         assert drawing is not None
         return drawing.get_figwidth()

@@ -12,7 +12,7 @@ from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 import fedsim as package
-from fedsim.app.config import KEYS_WITHOUT_EFFECT, config_folder, register_resolvers, run_identity
+from fedsim.app.config import KEYS_WITHOUT_EFFECT, config_folder, identifying_settings, register_resolvers
 from fedsim.app.per_choice import add_plus_prefix, apply_choice_settings
 from fedsim.app.stored_configuration import load_run_configuration
 from fedsim.core.errors import ConfigError
@@ -62,7 +62,9 @@ def test_the_six_rules_of_one_sweep_are_the_runs_alone(fedsim: Callable[..., End
         assert fedsim(tmp_path, f"local={rule}", *SHARED, *settings, f"out={rule}").code == 0
         ours, alone = (package.load(tmp_path / folder) for folder in (f"sweep/local={rule}", rule))
         configs = [OmegaConf.load(run.folder / "config.yaml") for run in (ours, alone)]
-        assert run_identity(configs[0], KEYS_WITHOUT_EFFECT) == run_identity(configs[1], KEYS_WITHOUT_EFFECT)  # type: ignore[arg-type]
+        assert identifying_settings(configs[0], KEYS_WITHOUT_EFFECT) == identifying_settings(
+            configs[1], KEYS_WITHOUT_EFFECT
+        )  # type: ignore[arg-type]
         for name in ("train_loss", "performative_risk"):
             assert ours.curve(name)[1].tolist() == alone.curve(name)[1].tolist(), (rule, name)
     again = fedsim(tmp_path, "-m", f"local={rules}", *SHARED, *PER_CHOICE, "out=sweep")

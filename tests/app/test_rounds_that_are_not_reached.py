@@ -11,8 +11,8 @@ from setting_pairs import given
 from small_runs import configuration
 from test_settings_without_effect import SMALL, classes, told_fixture  # noqa: F401 (a fixture)
 
-from fedsim.core.constraints import AtLeast, constraints_in_hint, resolved_type_hints
-from fedsim.core.effects import RoundsOfRun
+from fedsim.core.constraints import IntegerAtLeast, constraints_in_hint, resolved_type_hints
+from fedsim.core.effects import RoundParameter
 
 ROUNDS = 4  # of SMALL
 # Key → what it needs beside it, a value that is reached in part or whole, and one that is not.
@@ -71,7 +71,7 @@ def parameters_of_rounds() -> set[str]:
             continue
         hints, arguments = resolved_type_hints(cls.__init__), (cls.__doc__ or "").partition("Args:")[2]
         for name in list(inspect.signature(cls.__init__).parameters)[1:]:
-            if not any(isinstance(constraint, AtLeast) for constraint in constraints_in_hint(hints.get(name))):
+            if not any(isinstance(constraint, IntegerAtLeast) for constraint in constraints_in_hint(hints.get(name))):
                 continue
             described = re.search(
                 rf"^ +(?:\w+, )*{name}(?:, \w+)*: (.*?)(?=^ {{4,8}}\w[\w, *]*: |\Z)", arguments, re.M | re.S
@@ -85,7 +85,7 @@ def parameters_of_rounds() -> set[str]:
 def test_each_whole_number_of_rounds_is_declared_or_has_a_reason() -> None:
     declared = {f"{cls.__name__}.{rule.parameter}" for cls in classes() for rule in vars(cls).get("effective_if", ())}
     assert parameters_of_rounds() - declared - OTHERS.keys() == set()
-    of_rounds = [r for cls in classes() for r in vars(cls).get("effective_if", ()) if isinstance(r, RoundsOfRun)]
+    of_rounds = [r for cls in classes() for r in vars(cls).get("effective_if", ()) if isinstance(r, RoundParameter)]
     assert {rule.parameter for rule in of_rounds} <= {key.rpartition(".")[2] for key in NOT_REACHED}
 
 

@@ -21,7 +21,7 @@ from fedsim.availability.clock import Devices
 from fedsim.availability.probabilities import Uniform
 from fedsim.core.effects import (
     EffectiveIf,
-    RoundsOfRun,
+    RoundParameter,
     differs_from_default,
     parameters_of_constructor,
     sentences_without_effect,
@@ -282,7 +282,7 @@ def test_what_is_declared_are_parameters_of_the_class_or_of_one_derived_from_it(
             assert any(rule.parameter in parameters_of_constructor(each) for each in family), (
                 f"{cls.__name__}: {rule.parameter}"
             )
-            if not isinstance(rule, RoundsOfRun):  # which has no condition
+            if not isinstance(rule, RoundParameter):  # which has no condition
                 assert list(inspect.signature(rule.condition).parameters) == ["component", "run"]
     assert count > 80
 

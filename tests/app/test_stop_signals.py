@@ -89,7 +89,7 @@ def test_a_signal_late_in_a_run_keeps_that_run_and_stops_its_sweep(
 @pytest.mark.slow
 def test_a_signal_between_two_runs_of_a_sweep_stops_it(fedsim, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = signal.getsignal(signal.SIGTERM)
-    send(sweep.Record, "write", lambda record, _: record.number == 1, monkeypatch, signal.SIGTERM)
+    send(sweep.SweepRunRecord, "write", lambda record, _: record.number == 1, monkeypatch, signal.SIGTERM)
     stopped = fedsim(tmp_path, "-m", *SMALL, "lr=0.1,0.2,0.3", "out=o")
     assert stopped.code == 1
     assert "sweep of 3 runs in o: 1 done, 1 stopped, 1 not started" in stopped.err

@@ -13,7 +13,7 @@ from omegaconf import OmegaConf
 from fedsim.app.composition import compose, hydra_context
 from fedsim.app.stored_configuration import load_run_configuration
 from fedsim.core.errors import ConfigError
-from fedsim.studies.attribution.causes import applicable_causes, without_causes
+from fedsim.studies.attribution.causes import applicable_causes, config_without_causes
 
 RUN = ("dataset=digits", "clients=6", "rounds=1", "device=cpu")
 SETTINGS = {
@@ -53,8 +53,8 @@ def test_a_setting_set_after_a_folder_has_the_effect_it_has_on_the_command_line(
         causes = applicable_causes(composed, choices)
         assert applicable_causes(stored, stored_choices) == causes
         for cause in causes:
-            changed, changed_choices = without_causes(stored, stored_choices, [cause])
-            expected, expected_choices = without_causes(composed, choices, [cause])
+            changed, changed_choices = config_without_causes(stored, stored_choices, [cause])
+            expected, expected_choices = config_without_causes(composed, choices, [cause])
             assert resolved(changed) == resolved(expected)
             assert changed_choices == expected_choices
             assert resolved(changed) != resolved(stored)
@@ -64,9 +64,9 @@ def test_a_removed_cause_changes_the_settings_of_the_local_rule(fedsim: Callable
     assert fedsim(tmp_path, *RUN, "local.lr=0.03", "local.batch_size=4", "out=run").code == 0
     config, choices = load_run_configuration([str(tmp_path / "run")])
     by_name = {cause.name: cause for cause in applicable_causes(config, choices)}
-    without_drift, _ = without_causes(config, choices, [by_name["drift"]])
+    without_drift, _ = config_without_causes(config, choices, [by_name["drift"]])
     assert (without_drift.local.steps, without_drift.local.lr) == (1, pytest.approx(0.3))
-    full_batches, _ = without_causes(config, choices, [by_name["batches"]])
+    full_batches, _ = config_without_causes(config, choices, [by_name["batches"]])
     assert full_batches.local.batch_size is None
 
 

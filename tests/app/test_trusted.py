@@ -14,10 +14,10 @@ from fedsim.app.composition import hydra_context
 from fedsim.app.config import config_folder
 from fedsim.core.errors import ConfigError
 from fedsim.studies.board import submission
-from fedsim.studies.board.board import Entry
+from fedsim.studies.board.board import BoardEntry
 from fedsim.studies.reproduce.recipe import RecipeSetting
 from fedsim.studies.reproduce.runner import compose_config as composed
-from fedsim.studies.reproduce.runner import job_steps, plan_jobs, trusted_packages
+from fedsim.studies.reproduce.runner import job_local_tasks, plan_jobs, trusted_packages
 from fedsim.trainer import run_to_completion
 
 SMALL = [*QUICK, "rounds=1", "dataset=quadratics", "partition=natural", "model=mean", "trainer.executor=loop"]
@@ -52,9 +52,9 @@ def test_neither_recipes_nor_entries_can_trust(tmp_path: Path) -> None:
     )
     (job,) = plan_jobs([setting], tmp_path, ())
     with pytest.raises(ConfigError, match=r"^trusted=\['os'\] is set in a file"):
-        run_to_completion(job_steps(job, without_progress=True))
+        run_to_completion(job_local_tasks(job, without_progress=True))
     with pytest.raises(ConfigError, match="has trusted=…, which counts on the command line alone"):
-        submission.add_entries(tmp_path, None, {"x": Entry(["strategy=fedavg", "+trusted=[os]"])}, "d")  # type: ignore[arg-type]
+        submission.add_board_entries(tmp_path, None, {"x": BoardEntry(["strategy=fedavg", "+trusted=[os]"])}, "d")  # type: ignore[arg-type]
     assert not (tmp_path / "stolen").exists()
     assert trusted_packages(["lr=1", "trusted=[mypackage, other]"]) == ("mypackage", "other")
     assert trusted_packages(["lr=1"]) == ()
@@ -89,7 +89,7 @@ def test_hydras_own_section_of_a_file_calls_nothing(
     theirs.mkdir(parents=True)
     (theirs / "nice.yaml").write_text(f"# @package _global_\nhydra:\n  {section}\n")
     search = [f"hydra.searchpath=[{tmp_path / 'theirs'}]", "experiment=nice"]
-    with hydra_section.refuse_unsafe_compositions(), initialize_config_dir(str(config_folder()), version_base="1.3"):
+    with hydra_section.refuse_unsafe_hydra_sections(), initialize_config_dir(str(config_folder()), version_base="1.3"):
         compose("config", return_hydra_config=True)
         with pytest.raises(ConfigError, match=said):
             compose("config", search, return_hydra_config=True)

@@ -93,7 +93,7 @@ def waits(*overrides: str) -> set[str]:
     """The files in which the second round waits, its local work and what follows until the next one's."""
     own = ["clients=12", "rounds=4", "eval_every=1000", "local_steps=2", "trainer.compile=never"]
     silent = ["tracking.tensorboard=false", "tracking.progress=none"]
-    steps = build(configuration(*own, *silent, *overrides))[0].run_steps()
+    steps = build(configuration(*own, *silent, *overrides))[0].run_as_generator()
     work = next(steps)
     work = steps.send(work.trainer.run_local_steps(work))
     with Watch() as watch, Operations(watch):

@@ -25,7 +25,7 @@ from fedsim.availability import (
     Uniform,
 )
 from fedsim.availability.availability import draw_uniforms
-from fedsim.availability.lengths import standard_lengths
+from fedsim.availability.lengths import unit_mean_lengths
 from fedsim.core import rng
 
 PAIRS = 10_000
@@ -226,8 +226,8 @@ def test_stretches_have_mean_one_and_those_that_cover_a_moment_are_longer(law: s
     square = {"exponential": 2.0, "lognormal": np.exp(shape**2)}.get(law) or gamma(1 + 2 / shape) / gamma(
         1 + 1 / shape
     ) ** 2
-    assert standard_lengths(law, shape, u).mean() == pytest.approx(1, rel=5e-3)
-    assert standard_lengths(law, shape, u, length_biased=True).mean() == pytest.approx(square, rel=5e-3)
+    assert unit_mean_lengths(law, shape, u).mean() == pytest.approx(1, rel=5e-3)
+    assert unit_mean_lengths(law, shape, u, length_biased=True).mean() == pytest.approx(square, rel=5e-3)
 
 
 @pytest.mark.parametrize(("law", "shape"), LAWS)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from fedsim.strategies import PerReplicate, State, Strategy
+from fedsim.strategies import PerReplicateStrategy, State, Strategy
 
 
 class Krum(Strategy[State]):
@@ -24,7 +24,7 @@ class Krum(Strategy[State]):
         return State(cohort.where_nonempty(cohort.map_replicates(chosen, report.end), state.model))
 
 
-class MedianMomentum(PerReplicate):
+class MedianMomentum(PerReplicateStrategy):
     """v ← β v + median_i G_i, x ← x − v, as far as clients' own models have not gone elsewhere."""
 
     def memory(self, model):

@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 
 from fedsim import EvaluationOptions, Execution, Simulation, Stop
 from fedsim.availability import Arrivals, Bernoulli, Multiset, Sine, Uniform, UniformK
-from fedsim.core import ConfigError, DivergenceError, PeerError, Ranks
+from fedsim.core import ConfigError, DivergenceError, PeerError, ProcessRanks
 from fedsim.core.federation import Cohort
 from fedsim.data import drift as data_drift
 from fedsim.data.contamination import Gaussian
@@ -229,7 +229,7 @@ CASES = {
 }
 
 
-def simulation(name: str, ranks: Ranks, **more) -> Simulation:
+def simulation(name: str, ranks: ProcessRanks, **more) -> Simulation:
     options = {
         "dataset": labelled(),
         "model": Linear,
@@ -244,7 +244,7 @@ def simulation(name: str, ranks: Ranks, **more) -> Simulation:
     return Simulation(**options | CASES[name]() | more, ranks=ranks)
 
 
-def play(name: str, folder: Path, ranks: Ranks, every: int = 1000, **more) -> torch.Tensor:
+def play(name: str, folder: Path, ranks: ProcessRanks, every: int = 1000, **more) -> torch.Tensor:
     """A run, or the rest of it; its last model."""
     quiet = Tracking(progress="none", tensorboard=False, checkpoint_every=every)
     return simulation(name, ranks, **more).run(folder / name, resume=True, tracking=quiet).state.model
@@ -253,26 +253,26 @@ def play(name: str, folder: Path, ranks: Ranks, every: int = 1000, **more) -> to
 RESUMED = ("fedawe", "mifa", "fedau", "apfl", "demand", "median", "diagnostics", "late")
 
 
-def all_cases(folder: Path, ranks: Ranks) -> None:
+def all_cases(folder: Path, ranks: ProcessRanks) -> None:
     """Every case; the models of each rank, to see that they are the same bits."""
     torch.save({name: play(name, folder, ranks) for name in CASES}, folder / f"models-{ranks.rank}")
 
 
-def first_halves(folder: Path, ranks: Ranks) -> None:
+def first_halves(folder: Path, ranks: ProcessRanks) -> None:
     for name in RESUMED:
         play(name, folder, ranks, rounds=HALF)
 
 
-def second_halves(folder: Path, ranks: Ranks) -> None:
+def second_halves(folder: Path, ranks: ProcessRanks) -> None:
     for name in RESUMED:
         play(name, folder, ranks)
 
 
-def note(folder: Path, ranks: Ranks, error: BaseException | None) -> None:
+def note(folder: Path, ranks: ProcessRanks, error: BaseException | None) -> None:
     (folder / f"error-{ranks.rank}").write_text(f"{type(error).__name__}: {error}")
 
 
-def one_is_told_to_stop(folder: Path, ranks: Ranks) -> None:
+def one_is_told_to_stop(folder: Path, ranks: ProcessRanks) -> None:
     """The last rank gets SIGTERM in round 1."""
     when = Coins(1, lambda: ranks.rank == ranks.num_ranks - 1 and os.kill(os.getpid(), signal.SIGTERM))
     try:
@@ -281,14 +281,14 @@ def one_is_told_to_stop(folder: Path, ranks: Ranks) -> None:
         note(folder, ranks, stop)
 
 
-def one_diverges(folder: Path, ranks: Ranks) -> None:
+def one_diverges(folder: Path, ranks: ProcessRanks) -> None:
     try:
         play("fedvarp", folder, ranks, local=Breaks(lr=0.2))
     except DivergenceError as error:
         note(folder, ranks, error)
 
 
-def one_dies(folder: Path, ranks: Ranks) -> None:
+def one_dies(folder: Path, ranks: ProcessRanks) -> None:
     """The last rank is gone in the middle of round 3."""
     when = Coins(3, lambda: ranks.rank < ranks.num_ranks - 1 or os._exit(9))
     try:
@@ -297,7 +297,7 @@ def one_dies(folder: Path, ranks: Ranks) -> None:
         note(folder, ranks, error)
 
 
-def one_cannot_write(folder: Path, ranks: Ranks) -> None:
+def one_cannot_write(folder: Path, ranks: ProcessRanks) -> None:
     """A file lies where the run folder should be; only the first rank minds."""
     (folder / "fedawe").write_text("in the way")
     try:
@@ -307,7 +307,7 @@ def one_cannot_write(folder: Path, ranks: Ranks) -> None:
         ranks.leave_group()
 
 
-def ended(folder: Path, ranks: Ranks) -> None:
+def ended(folder: Path, ranks: ProcessRanks) -> None:
     """A rule ends one run, an observer another, of which only the first rank has one that speaks."""
     say = [lambda seen: "enough" if seen.round >= HALF else None]
     watched = Tracking(progress="none", tensorboard=False, observers=say)
@@ -324,7 +324,7 @@ def rank_of(rank: int, count: int, folder: Path, jobs: list) -> None:
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(count)}
     store = f"file://{folder}/store-{count}"
     dist.init_process_group("gloo", init_method=store, rank=rank, world_size=count, timeout=timedelta(seconds=120))
-    ranks = Ranks.join_group()
+    ranks = ProcessRanks.join_group()
     for job, name in jobs:
         (folder / name).mkdir(exist_ok=True)
         job(folder / name, ranks)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from fedsim import ConfigError, Execution, Simulation
 from fedsim.core import Cohort, Report
-from fedsim.core.column_names import ColumnNames
+from fedsim.core.column_names import ColumnsByName
 from fedsim.data.datasets import Dataset
 from fedsim.local import SGD
 from fedsim.models import MLP
@@ -40,7 +40,7 @@ def simulation_of(model=build, **options) -> Simulation:
 def test_a_view_is_the_tensor_that_was_flattened():
     tensors = {name: torch.randn(5, *shape) for name, shape in SHAPES.items()}
     rows = torch.cat([value.reshape(5, -1) for value in tensors.values()], dim=1)
-    names = ColumnNames.from_shapes(SHAPES, {}, set())
+    names = ColumnsByName.from_shapes(SHAPES, {}, set())
     for name, value in tensors.items():
         assert torch.equal(names[name].select(rows), value)
         assert names[name].select(rows).untyped_storage().data_ptr() == rows.untyped_storage().data_ptr()
@@ -70,7 +70,7 @@ def test_rows_of_a_run_hold_what_the_names_say(play):
 
 
 def test_a_mask_marks_the_layers_in_whose_name_the_pattern_is_found():
-    names = ColumnNames.from_shapes(SHAPES, {"c.mean": (2,)}, {"a.bias"})
+    names = ColumnsByName.from_shapes(SHAPES, {"c.mean": (2,)}, {"a.bias"})
     mask = names.column_mask("weight", torch.zeros(2, 15, dtype=torch.float64))
     assert mask.tolist() == [1.0] * 6 + [0.0] + [1.0] * 8
     assert mask.dtype == torch.float64
@@ -123,7 +123,7 @@ def test_a_strategy_may_train_and_step_one_layer(executor):
 
 
 def test_a_wrong_name_is_refused_with_the_closest_one():
-    names = ColumnNames.from_shapes(SHAPES, {"c.mean": (2,)}, {"a.bias"})
+    names = ColumnsByName.from_shapes(SHAPES, {"c.mean": (2,)}, {"a.bias"})
     with pytest.raises(ConfigError, match=r"columns of 'b.wieght'.*did you mean 'b.weight'"):
         names["b.wieght"]
     with pytest.raises(ConfigError, match=r"columns of a.bias, which stays with the client"):

@@ -24,12 +24,12 @@ from fedsim.availability.clock import Clock, Delay, Work
 from fedsim.core import constraints as declarations
 from fedsim.core.constraints import (
     AboveZero,
-    AtLeast,
     AutoOrAtLeast,
     Constraint,
     Count,
     Finite,
     Fraction,
+    IntegerAtLeast,
     OneOf,
     Positive,
     PositivePerSeed,
@@ -39,7 +39,7 @@ from fedsim.core.constraints import (
     declared_type_hints,
     describe_allowed_values,
     resolved_type_hints,
-    validated,
+    validate_arguments,
 )
 from fedsim.core.errors import ClientCountError, ConfigError, MissingDataError
 from fedsim.core.per_seed import PerSeed, as_per_seed
@@ -60,7 +60,7 @@ from fedsim.uplink.attack import Attack
 
 # Constraint → values just outside, and values at the border with what the body gets for them.
 EXAMPLES: dict[type[Constraint], Any] = {
-    AtLeast: lambda c: ([c.minimum - 1, 1.5, True, "1", None], [c.minimum]),
+    IntegerAtLeast: lambda c: ([c.minimum - 1, 1.5, True, "1", None], [c.minimum]),
     AutoOrAtLeast: lambda c: ([c.minimum - 1, "many"], [c.minimum, "auto"]),
     Finite: lambda c: ([float("inf"), float("nan"), "1", True], [-1e300, 0.0]),
     AboveZero: lambda c: ([0, -5e-324, float("nan")], [5e-324]),
@@ -121,7 +121,7 @@ def test_what_lies_outside_is_refused_and_the_border_is_not(cls: type, name: str
     """Of a list, each entry is checked, and an error names it with its index."""
     outside, inside = EXAMPLES[type(constraint)](constraint)
     check = check_of(cls, name)
-    in_list = declarations._is_list(hint)
+    in_list = declarations._is_list_hint(hint)
     key = f"{name}[0]" if in_list else name
     optional = type(None) in typing.get_args(hint)
     for value in outside:
@@ -132,7 +132,7 @@ def test_what_lies_outside_is_refused_and_the_border_is_not(cls: type, name: str
             check(name, [value] if in_list else value)
         assert str(refused.value).startswith(f"{key}={value!r} ")
         assert refused.value.key == key
-        assert str(refused.value.with_prefix("group")).startswith(f"group.{key}={value!r} ")
+        assert str(refused.value.with_key_prefix("group")).startswith(f"group.{key}={value!r} ")
     for value in inside:
         assert check(name, [value] if in_list else value) == ([value] if in_list else value)
 
@@ -309,7 +309,7 @@ def test_parts_are_copied_pickled_and_have_their_signature() -> None:
 class Options(Validated):
     rounds: Count = 5
     widths: list[Count] = dataclasses.field(default_factory=lambda: [3])
-    every: Annotated[int, AtLeast(2)] | str = "auto"
+    every: Annotated[int, IntegerAtLeast(2)] | str = "auto"
 
 
 @dataclass(frozen=True)
@@ -335,7 +335,7 @@ def test_dataclasses_declare_their_fields() -> None:
 
 
 def test_functions_and_defaults_are_held_to_what_is_declared() -> None:
-    @validated
+    @validate_arguments
     def twice(number: Positive, /, times: Count = 2) -> float:
         return number * times
 
@@ -343,7 +343,7 @@ def test_functions_and_defaults_are_held_to_what_is_declared() -> None:
     with pytest.raises(ConfigError, match=r"^number=0 must be positive$"):
         twice(0)
 
-    @validated
+    @validate_arguments
     def impossible(share: Fraction = 2.0) -> float:
         return share
 
@@ -363,18 +363,18 @@ def test_a_list_for_seeds_has_entries() -> None:
 def test_an_error_carries_its_parts() -> None:
     error = MissingDataError("{path}=x is none; see {kind}", mentions=("path", "kind"))
     assert str(error) == "path=x is none; see kind"
-    assert error.with_prefix("dataset") is error
+    assert error.with_key_prefix("dataset") is error
     assert str(error) == "dataset.path=x is none; see dataset.kind"
     error = ConfigError(key="low[1]", value="{high}", needs="exceeds {high}", mentions=("high",))
     assert (error.key, error.value, error.needs) == ("low[1]", "{high}", "exceeds {high}")
-    assert str(error.with_prefix("a").with_prefix("b")) == "b.a.low[1]='{high}' exceeds b.a.high"
+    assert str(error.with_key_prefix("a").with_key_prefix("b")) == "b.a.low[1]='{high}' exceeds b.a.high"
     assert str(error.with_renamed_keys({"b.a.low": "low"})) == "low[1]='{high}' exceeds b.a.high"
     twin = pickle.loads(pickle.dumps(error))
     assert str(twin) == str(error)
-    assert str(twin.with_prefix("c")) == "c.low[1]='{high}' exceeds c.b.a.high"
-    assert str(ConfigError("a sentence of {braces}").with_prefix("strategy")) == "a sentence of {braces}"
+    assert str(twin.with_key_prefix("c")) == "c.low[1]='{high}' exceeds c.b.a.high"
+    assert str(ConfigError("a sentence of {braces}").with_key_prefix("strategy")) == "a sentence of {braces}"
     assert (
-        str(ConfigError(key="strategy.rate", value=1, needs="is old").with_prefix("strategy"))
+        str(ConfigError(key="strategy.rate", value=1, needs="is old").with_key_prefix("strategy"))
         == "strategy.rate=1 is old"
     )
 
@@ -383,7 +383,7 @@ def test_an_error_of_the_number_of_clients_knows_newcomers() -> None:
     error = ClientCountError("k=4 exceeds {clients}; set clients={settable}", clients=3, settable=4)
     assert str(error) == "k=4 exceeds clients=3; set clients=4"
     assert error.clients == 3
-    assert str(error.including_newcomers(2)) == (
+    assert str(error.with_newcomer_count(2)) == (
         "k=4 exceeds the 3 of clients=5 that are no newcomers (personal.newcomers=2); set clients=6"
     )
 

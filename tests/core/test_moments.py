@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from fedsim.core import ConfigError, Federation
 from fedsim.core.heterogeneity import match_moments
 from fedsim.data.datasets import GaussianMean
-from fedsim.data.samples import Drawn
-from fedsim.models import Mean, RowModel
+from fedsim.data.samples import StreamClientData
+from fedsim.models import Mean, StatelessModel
 from fedsim.shift import Location
 
 
@@ -31,7 +31,7 @@ def test_client_means_and_sensitivities_have_their_variance(seed, weight_varianc
     data = GaussianMean(25, variance=0.6, seed=seed, weight_variance=weight_variance)
     federation = Federation((0,), 25, np.zeros(25, np.int64), client_shares=data.weights, weighting="data")
     shift = Location(0.9, variance=0.1, seed=seed)
-    shift.setup(federation, Drawn(data, federation), RowModel(lambda: Mean((1,)), data.loss))
+    shift.setup(federation, StreamClientData(data, federation), StatelessModel(lambda: Mean((1,)), data.loss))
     weights = federation.client_weights[0]
     for numbers, mean, variance in ((data.means.numpy(), 10.0, 0.6), (shift.epsilons.numpy(), 0.9, 0.1)):
         assert weights @ numbers == pytest.approx(mean, abs=1e-9)

@@ -11,7 +11,7 @@ import pytest
 import fedsim
 from fedsim import Simulation, Tracking
 from fedsim.core import ConfigError, checks
-from fedsim.core.speaking import PlainFormatter, unwrap_numpy_scalars
+from fedsim.core.speaking import PrintableLogFormatter, strip_numpy_scalar_reprs
 from fedsim.data.datasets import Digits
 from fedsim.local import SGD
 from fedsim.models import Linear
@@ -24,7 +24,7 @@ SCALARS = [
 
 @pytest.mark.parametrize("scalar", SCALARS, ids=repr)
 def test_a_scalar_is_printed_without_its_type(scalar: np.generic) -> None:
-    text = unwrap_numpy_scalars(f"{[scalar]} { ({scalar: scalar}) }")
+    text = strip_numpy_scalar_reprs(f"{[scalar]} { ({scalar: scalar}) }")
     assert "np." not in text
     if not isinstance(scalar, (np.datetime64, np.timedelta64, np.complex64, np.float32)):
         assert text == f"{[scalar.item()]} { ({scalar.item(): scalar.item()}) }"
@@ -32,7 +32,7 @@ def test_a_scalar_is_printed_without_its_type(scalar: np.generic) -> None:
 
 def test_what_is_no_scalar_stays() -> None:
     for text in ("np.random is global", "call np.unique(x)", "the array np.array([1])", "plain"):
-        assert unwrap_numpy_scalars(text) == text
+        assert strip_numpy_scalar_reprs(text) == text
 
 
 def test_errors_and_log_lines_print_no_types() -> None:
@@ -46,7 +46,7 @@ def test_errors_and_log_lines_print_no_types() -> None:
         assert "np." not in str(caught.value)
     counts = {np.str_("a"): np.int64(3)}
     record = logging.LogRecord("fedsim", logging.INFO, "", 0, "classes %s", (counts,), None)
-    assert PlainFormatter().format(record).endswith("classes {'a': 3}")
+    assert PrintableLogFormatter().format(record).endswith("classes {'a': 3}")
     assert str(pickle.loads(pickle.dumps(ConfigError("x=np.int64(1)")))) == "x=1"
 
 

@@ -8,7 +8,13 @@ import sys
 
 import pytest
 
-from fedsim.core.speaking import PlainFormatter, code_span, escape_markdown, escape_unprintable, tolerate_broken_pipes
+from fedsim.core.speaking import (
+    PrintableLogFormatter,
+    code_span,
+    escape_markdown,
+    escape_unprintable,
+    tolerate_broken_pipes,
+)
 
 HOSTILE = "\x1b]0;owned\x07\x1b[2J\x9b31m a\rb\x00 \u202egnp.exe"
 
@@ -36,7 +42,7 @@ def test_standard_output_errors_and_logs_escape_them(monkeypatch: pytest.MonkeyP
     assert r"saved in \x1b]0;owned" in stream.getvalue()
     assert "\x1b" not in str(left.value.code)
     record = logging.LogRecord("x", logging.INFO, "", 0, "run: %s", (HOSTILE,), None)
-    assert "\x1b" not in PlainFormatter().format(record)
+    assert "\x1b" not in PrintableLogFormatter().format(record)
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ from ranked_runs import (
     spawn,
 )
 
-from fedsim.core import Ranks
+from fedsim.core import ProcessRanks
 
 
 @pytest.fixture(scope="module", name="played")
@@ -37,7 +37,7 @@ def played_fixture(tmp_path_factory) -> Path:
     """What one process, two and three ranks left behind."""
     folder = tmp_path_factory.mktemp("ranks")
     (folder / "halves-1").mkdir()
-    first_halves(folder / "halves-1", Ranks())
+    first_halves(folder / "halves-1", ProcessRanks())
     jobs = [(all_cases, "2"), (first_halves, "halves-2"), (second_halves, "halves-1"), (one_is_told_to_stop, "stopped")]
     assert spawn(2, folder, *jobs, (one_diverges, "diverged"), (ended, "ended"), (one_cannot_write, "unwritable")) == [
         0,
@@ -54,7 +54,7 @@ def alone_fixture(tmp_path_factory):
 
     @functools.cache
     def run(name: str) -> Path:
-        play(name, folder, Ranks())
+        play(name, folder, ProcessRanks())
         return folder / name
 
     return run
@@ -90,7 +90,7 @@ def test_a_rank_that_is_told_to_stop_stops_all_after_the_round(played, alone) ->
     told = [(folder / f"error-{rank}").read_text() for rank in range(2)]
     after = f"after round 2 of {ROUNDS}"
     assert told == [f"Stopped: stopped by another rank {after}", f"Stopped: stopped by SIGTERM {after}"]
-    play("fedawe", folder, Ranks())
+    play("fedawe", folder, ProcessRanks())
     assert_same_run(folder / "fedawe", alone("fedawe"), **CLOSE)
 
 
@@ -117,7 +117,7 @@ def test_a_rank_that_dies_ends_the_run_which_is_resumed_without_it(played, alone
         told = (folder / f"error-{rank}").read_text()
         assert told.startswith(f"PeerError: rank {rank} of 3 lost another rank (")
         assert "\n" not in told
-    play("fedawe", folder, Ranks())
+    play("fedawe", folder, ProcessRanks())
     assert_same_run(folder / "fedawe", alone("fedawe"), **CLOSE)
 
 

@@ -76,7 +76,7 @@ def test_keys_made_on_the_host_are_the_same_keys(seed: int, purpose: Purpose, t:
     host = rng.row_keys_host(numbers, purpose, clients, t)
     assert torch.equal(keys, torch.tensor(host))
     steps = np.arange(4)[:, None]
-    assert torch.equal(rng.fold_in(keys, torch.tensor(steps)), torch.tensor(rng.fold_host(host, steps)))
+    assert torch.equal(rng.fold_in(keys, torch.tensor(steps)), torch.tensor(rng.fold_in_host(host, steps)))
 
 
 @SETTINGS
@@ -213,7 +213,7 @@ def test_numbers_of_the_host_have_their_distributions() -> None:
     """Bounds of five standard errors; each key's number is the same whatever other keys there are."""
     n = 40_000
     first, second = (rng.row_keys_host(np.full(n, 7), Purpose.EVENT, np.arange(n), 3, k) for k in range(2))
-    uniform, normal = rng.uniform_host(first), rng.normal_host(first, second)
+    uniform, normal = rng.uniform_host(first), rng.normal_on_host(first, second)
     assert ((uniform >= 0) & (uniform < 1)).all()
     assert abs(uniform.mean() - 0.5) < 5 * (1 / 12 / n) ** 0.5
     assert abs(uniform.var() - 1 / 12) < 5 * (1 / 180 / n) ** 0.5
@@ -221,4 +221,4 @@ def test_numbers_of_the_host_have_their_distributions() -> None:
     assert abs(normal.var() - 1) < 5 * (2 / n) ** 0.5
     assert abs((normal**4).mean() - 3) < 5 * (96 / n) ** 0.5
     assert abs(np.corrcoef(normal[1:], normal[:-1])[0, 1]) < 5 * n**-0.5
-    assert np.array_equal(rng.normal_host(first[17:19], second[17:19]), normal[17:19])
+    assert np.array_equal(rng.normal_on_host(first[17:19], second[17:19]), normal[17:19])

@@ -13,8 +13,8 @@ import pytest
 import torch
 from ranked_runs import CLOSE, assert_same_run
 
-from fedsim.core import ConfigError, Federation, Memory, Ranks
-from fedsim.run.layout import Layout
+from fedsim.core import ConfigError, Federation, Memory, ProcessRanks
+from fedsim.run.layout import RankLayout
 from fedsim.strategies import (
     FedAvg,
     LocalOnly,
@@ -48,16 +48,16 @@ def command(count: int, folder: Path, *arguments: str, victim: int = -1) -> subp
 
 def test_more_ranks_than_clients_are_refused() -> None:
     with pytest.raises(ConfigError, match="clients=3 cannot be divided among 5 ranks"):
-        Federation((0,), 3, np.ones(3), ranks=Ranks(0, 5))
+        Federation((0,), 3, np.ones(3), ranks=ProcessRanks(0, 5))
 
 
 def test_a_strategy_that_counts_all_clients_on_every_rank_is_told() -> None:
-    federation, model = Federation((0, 1), 5, np.ones(10), ranks=Ranks(0, 2)), torch.zeros(2, 3)
+    federation, model = Federation((0, 1), 5, np.ones(10), ranks=ProcessRanks(0, 2)), torch.zeros(2, 3)
     with pytest.raises(ConfigError, match=r"strategy=EverybodyEverywhere keeps models of every client on every rank"):
-        Layout.from_run(EverybodyEverywhere(), Memory(), model, federation)
-    assert Layout.from_run(LocalOnly(), Memory(), model, federation).fields_divided_by_rank == {"models"}
+        RankLayout.from_components(EverybodyEverywhere(), Memory(), model, federation)
+    assert RankLayout.from_components(LocalOnly(), Memory(), model, federation).fields_divided_by_rank == {"models"}
     assert isinstance(FedAvg().initial(model, federation), State)
-    assert Layout.from_run(FedAvg(), Memory(), model, federation).fields_divided_by_rank == frozenset()
+    assert RankLayout.from_components(FedAvg(), Memory(), model, federation).fields_divided_by_rank == frozenset()
 
 
 @pytest.mark.slow
@@ -98,7 +98,7 @@ def test_killed_under_torchrun_the_others_say_so_and_one_process_goes_on(count, 
     assert_same_run(tmp_path / "run", tmp_path / "alone", **CLOSE)
 
 
-class Gathers(Ranks):
+class Gathers(ProcessRanks):
     """The first of two ranks; the other one's clients have been filled in already."""
 
     def all_reduce_host(self, *values: np.ndarray) -> tuple[np.ndarray, ...]:
@@ -117,7 +117,7 @@ def test_numbers_of_clients_are_gathered_from_all_ranks() -> None:
 def test_rows_of_a_rank_know_which_clients_they_are() -> None:
     """Of 2 · 5 clients, rank 1 of 2 has 1 and 3 of each replicate; alone, a row's number is the client's."""
     counts, ones = np.ones((2, 5)), np.ones((2, 5))
-    cohort = Federation((0, 1), 5, np.ones(10), ranks=Ranks(1, 2)).make_cohort(counts, ones)
+    cohort = Federation((0, 1), 5, np.ones(10), ranks=ProcessRanks(1, 2)).make_cohort(counts, ones)
     assert cohort.host_index.virtual_clients.tolist() == [1, 3, 6, 8]
     assert Federation((0, 1), 5, np.ones(10)).make_cohort(counts, ones).host_index.virtual_clients.tolist() == list(
         range(10)

@@ -14,17 +14,17 @@ from fedsim import load
 from fedsim.core import ConfigError
 from fedsim.core.targets import (
     RENAMED_MODULES,
-    TargetKind,
-    current_target_path,
+    ComponentKind,
+    migrated_target_path,
     parse_object,
     resolve_target,
     trust_packages,
-    with_current_targets,
+    with_current_class_paths,
 )
 from fedsim.data.datasets import Dataset, Digits
 
-MODULE = TargetKind("an nn.Module", (nn.Module,), modules=("torch.nn", "fedsim.models"))
-PATH = TargetKind("a path", (Path,))
+MODULE = ComponentKind("an nn.Module", (nn.Module,), modules=("torch.nn", "fedsim.models"))
+PATH = ComponentKind("a path", (Path,))
 
 
 @pytest.mark.parametrize("target", ["torch.nn.Linear", "torch.nn.modules.linear.Linear", "fedsim.models.MLP"])
@@ -58,16 +58,16 @@ def test_what_is_of_no_such_kind_is_refused(target: str, said: str) -> None:
 def test_a_package_is_found_by_the_name_it_had(old: str) -> None:
     assert importlib.util.find_spec(old) is None
     assert importlib.util.find_spec(RENAMED_MODULES[old]) is not None
-    assert current_target_path(f"{old}.Name") == f"{RENAMED_MODULES[old]}.Name"
+    assert migrated_target_path(f"{old}.Name") == f"{RENAMED_MODULES[old]}.Name"
 
 
 def test_folders_of_earlier_versions_are_read() -> None:
-    dataset = TargetKind("a data set", (Dataset,), modules=("fedsim.data.datasets",))
+    dataset = ComponentKind("a data set", (Dataset,), modules=("fedsim.data.datasets",))
     assert resolve_target("dataset._target_", "fedsim.datasets.Digits", dataset) is Digits
-    assert current_target_path("fedsim.datasets_of_mine.Digits") == "fedsim.datasets_of_mine.Digits"
-    assert current_target_path("mine.fedsim.datasets.Digits") == "mine.fedsim.datasets.Digits"
+    assert migrated_target_path("fedsim.datasets_of_mine.Digits") == "fedsim.datasets_of_mine.Digits"
+    assert migrated_target_path("mine.fedsim.datasets.Digits") == "mine.fedsim.datasets.Digits"
     was = {"dataset._target_": "fedsim.datasets.Digits", "note": "fedsim.datasets.Digits"}
-    assert with_current_targets(was) == {
+    assert with_current_class_paths(was) == {
         "dataset._target_": "fedsim.data.datasets.Digits",
         "note": "fedsim.datasets.Digits",
     }
@@ -137,7 +137,7 @@ def test_objects_among_the_arguments_are_looked_at_however_deep() -> None:
 def test_text_that_looks_like_an_interpolation_is_handed_on_as_text() -> None:
     """Settings are resolved once, by Hydra; a second time would let a file write a `_target_` that nobody looked at."""
     text = "${oc.decode:'{_target_: os.mkdir, path: stolen}'}"
-    kept = TargetKind("a Kept", (Kept,), argument_kinds=())
+    kept = ComponentKind("a Kept", (Kept,), argument_kinds=())
     assert parse_object("x", {"_target_": f"{__name__}.Kept", "value": text}, kept).build().value == text
 
 

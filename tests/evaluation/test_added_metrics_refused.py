@@ -76,7 +76,7 @@ def test_without_torchmetrics_the_extra_is_named_and_functions_still_work(monkey
         monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(ConfigError, match=r"metrics: auroc .* not installed; pip install 'fedsim-torch\[metrics\]'"):
         of(labelled(20), Linear, ["auroc"])
-    assert "test_margin" in of(labelled(20), Linear, [own.margin]).evaluator.added_columns()
+    assert "test_margin" in of(labelled(20), Linear, [own.margin]).evaluator.user_metric_columns()
 
 
 def test_more_outputs_than_may_be_kept_are_refused(monkeypatch: pytest.MonkeyPatch):

@@ -15,7 +15,7 @@ from fedsim.data.contamination import Gaussian
 from fedsim.data.datasets import Dataset, GaussianMean
 from fedsim.data.drift import Linear as LinearDrift
 from fedsim.evaluation import calibration
-from fedsim.evaluation.calibration import Calibration, ClassStatistics, train_head, virtual_features
+from fedsim.evaluation.calibration import ClassifierCalibration, ClassStatistics, train_head, virtual_features
 from fedsim.local import SGD
 from fedsim.models import MLP, Linear, Mean
 
@@ -185,4 +185,4 @@ def test_outputs_must_be_those_of_the_last_linear_layer() -> None:
         ConfigError, match="needs a model whose outputs are those of its last linear layer, and 'layer'"
     ):
         simulation_of(samples(5), TwiceScaled)
-    assert isinstance(simulation_of(samples(5), Linear).evaluated_models.calibration, Calibration)
+    assert isinstance(simulation_of(samples(5), Linear).evaluated_models.calibration, ClassifierCalibration)

@@ -115,7 +115,7 @@ def test_validation_samples_are_looked_at_without_being_asked_for() -> None:
     models = models_of(simulation)
     measured = simulation.evaluator(models).metrics
     for r, row in enumerate(models):
-        held = simulation.client_tables[r].validation
+        held = simulation.partition_tables[r].validation
         accuracies, losses = [], []
         for i in range(10):
             own = torch.as_tensor(held.order[held.offsets[i] : held.offsets[i + 1]]).long()

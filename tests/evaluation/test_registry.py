@@ -14,7 +14,7 @@ from fedsim.data.datasets import Digits
 from fedsim.evaluation import COLUMN_DESCRIPTIONS, registry
 from fedsim.evaluation.columns import MEASURED_COLUMNS, is_higher_better
 from fedsim.evaluation.personal import PERSONAL_COLUMNS
-from fedsim.evaluation.registry import METRICS, UNKNOWN_DIRECTION_TEXT, describe
+from fedsim.evaluation.registry import METRICS, UNKNOWN_DIRECTION_TEXT, describe_metric
 from fedsim.models import Linear
 from fedsim.run.tracking.metrics_csv import read_column_descriptions
 from fedsim.studies.plots.html_report import report_html
@@ -26,7 +26,7 @@ NO_CURVE = {"round", "seed", "samples", "seconds"}
 
 @pytest.mark.parametrize("column", METRICS)
 def test_an_entry_is_whole_and_all_take_it(column: str) -> None:
-    metric = describe(column)
+    metric = describe_metric(column)
     assert metric is METRICS[column]
     assert metric.column == column
     assert re.fullmatch(r"[a-z][a-z0-9_]*", column)
@@ -91,16 +91,16 @@ def test_columns_of_a_file_are_those_of_the_registry_in_its_order() -> None:
     ],
 )
 def test_names_that_are_made_of_others(column: str, heading: str, tag: str, better: str) -> None:
-    found = describe(column)
+    found = describe_metric(column)
     assert (found.heading, found.tag, found.better) == (heading, tag, better)
 
 
 def test_what_a_users_metric_means_says_which_way_is_better() -> None:
     meanings = {"test_x": "x of the whole test set; higher is better", "test_y": "y" + UNKNOWN_DIRECTION_TEXT}
-    assert describe("test_x").better == "lower"  # nothing is known
-    assert describe("test_x", meanings).better == "higher"
-    assert describe("test_y", meanings).better is None
-    assert describe("test_x", meanings).description == meanings["test_x"]
+    assert describe_metric("test_x").better == "lower"  # nothing is known
+    assert describe_metric("test_x", meanings).better == "higher"
+    assert describe_metric("test_y", meanings).better is None
+    assert describe_metric("test_x", meanings).description == meanings["test_x"]
 
 
 def test_a_runs_file_curves_and_report_have_these_names(tmp_path: Path) -> None:
@@ -115,7 +115,7 @@ def test_a_runs_file_curves_and_report_have_these_names(tmp_path: Path) -> None:
     for column, meaning in meanings.items():
         assert METRICS[column].description == meaning if column in METRICS else "over" in meaning
     tags = EventAccumulator(str(tmp_path / "seed_0")).Reload().Tags()["scalars"]
-    assert set(tags) == {tag for column in meanings if (tag := describe(column).tag)}
+    assert set(tags) == {tag for column in meanings if (tag := describe_metric(column).tag)}
     page = report_html(load_runs([tmp_path]))
     for column in load_runs([tmp_path])[0].metrics:
         assert f"<code>{column}</code>" in page

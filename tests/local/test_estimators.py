@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedsim.local.estimators import CoefficientEstimator, FractionEstimator, MeanEstimator, NoEstimator
+from fedsim.local.estimators import FractionEstimator, LeastSquaresEstimator, MeanEstimator, NoEstimator
 
 CLIENTS, SAMPLES, NUMBERS, GROUPS = 3, 150, 4, 3
 
@@ -44,8 +44,8 @@ def test_means_of_features_or_of_each_class(groups: int, features: list[int] | N
     chosen = list(range(NUMBERS)) if features is None else features
     estimator = MeanEstimator("x", NUMBERS, None if features is None else torch.tensor(features), groups, known)
     assert estimator.size == groups * len(chosen)
-    f = estimator.estimate(batch, weight, torch.zeros(CLIENTS, estimator.size, dtype=torch.float64))
-    found, spread = estimator.moment(batch, weight, f, losses), estimator.variance(batch, weight, f)
+    f = estimator.estimate_statistic(batch, weight, torch.zeros(CLIENTS, estimator.size, dtype=torch.float64))
+    found, spread = estimator.score_function_gradient(batch, weight, f, losses), estimator.variance(batch, weight, f)
     for i in range(CLIENTS):
         x, y, _, w = own(batch, weight, i)
         x, y = x[:, chosen], y if groups > 1 else np.zeros_like(y)
@@ -72,18 +72,18 @@ def test_a_class_without_samples_keeps_its_last_mean() -> None:
     weight[0, batch["y"][0] == 1] = 0
     estimator = MeanEstimator("x", NUMBERS, groups=GROUPS)
     last = torch.arange(CLIENTS * estimator.size, dtype=torch.float64).reshape(CLIENTS, -1)
-    f = estimator.estimate(batch, weight, last)
+    f = estimator.estimate_statistic(batch, weight, last)
     assert torch.equal(f[0, NUMBERS : 2 * NUMBERS], last[0, NUMBERS : 2 * NUMBERS])
-    assert not estimator.moment(batch, weight, f, losses)[0, NUMBERS : 2 * NUMBERS].any()
+    assert not estimator.score_function_gradient(batch, weight, f, losses)[0, NUMBERS : 2 * NUMBERS].any()
 
 
 @pytest.mark.parametrize("known", [None, 0.7])
 def test_coefficients_are_least_squares(known: float | None) -> None:
     batch, weight, losses = batch_of()
     batch["y"] = batch["target"]
-    estimator = CoefficientEstimator(NUMBERS, known)
-    f = estimator.estimate(batch, weight, torch.zeros(CLIENTS, NUMBERS, dtype=torch.float64))
-    found, total = estimator.moment(batch, weight, f, losses), estimator.variance(batch, weight, f)
+    estimator = LeastSquaresEstimator(NUMBERS, known)
+    f = estimator.estimate_statistic(batch, weight, torch.zeros(CLIENTS, NUMBERS, dtype=torch.float64))
+    found, total = estimator.score_function_gradient(batch, weight, f, losses), estimator.variance(batch, weight, f)
     for i in range(CLIENTS):
         x, _, y, w = own(batch, weight, i)
         root = np.sqrt(w)[:, None]
@@ -103,8 +103,8 @@ def test_fractions_are_shares_and_their_score_is_the_categoricals() -> None:
     batch, weight, losses = batch_of()
     weight[1, batch["group"][1] == 2] = 0  # a group may be absent
     estimator = FractionEstimator(GROUPS)
-    f = estimator.estimate(batch, weight, torch.zeros(CLIENTS, GROUPS, dtype=torch.float64))
-    found = estimator.moment(batch, weight, f, losses)
+    f = estimator.estimate_statistic(batch, weight, torch.zeros(CLIENTS, GROUPS, dtype=torch.float64))
+    found = estimator.score_function_gradient(batch, weight, f, losses)
     for i in range(CLIENTS):
         _, group, _, w = own(batch, weight, i)
         np.testing.assert_allclose(f[i].numpy(), [w[group == k].sum() / w.sum() for k in range(GROUPS)])
@@ -121,12 +121,12 @@ def test_a_client_without_a_single_sample_that_counts_has_finite_zeros() -> None
     weight[2] = 0
     for estimator in (
         MeanEstimator("x", NUMBERS),
-        CoefficientEstimator(NUMBERS),
+        LeastSquaresEstimator(NUMBERS),
         FractionEstimator(GROUPS),
         NoEstimator(),
     ):
-        given = batch | {"y": batch["target"]} if isinstance(estimator, CoefficientEstimator) else batch
-        f = estimator.estimate(given, weight, torch.zeros(CLIENTS, estimator.size, dtype=torch.float64))
-        found = torch.cat([f[2], estimator.moment(given, weight, f, losses)[2]])
+        given = batch | {"y": batch["target"]} if isinstance(estimator, LeastSquaresEstimator) else batch
+        f = estimator.estimate_statistic(given, weight, torch.zeros(CLIENTS, estimator.size, dtype=torch.float64))
+        found = torch.cat([f[2], estimator.score_function_gradient(given, weight, f, losses)[2]])
         assert torch.equal(found, torch.zeros_like(found))
         assert torch.isfinite(estimator.variance(given, weight, f)).all()

@@ -255,7 +255,7 @@ def test_moon_has_no_gradient_in_the_first_round(simulation_of):
 def test_the_last_model_of_moon_has_its_running_statistics(executor, simulation_of, play):
     simulation = simulation_of(MOON(2.0, **LOCAL | {"drop_last": True}), executor, normalised)
     for played in play(simulation, 2):
-        rows = played.report.full_end_rows
+        rows = played.report.end_rows_with_private_columns
         assert torch.equal(played.report.client_memory("last model"), rows)
     assert simulation.model.statistics
 

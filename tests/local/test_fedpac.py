@@ -15,7 +15,7 @@ from fedsim import ConfigError, Simulation
 from fedsim.local import SGD, FedPAC
 from fedsim.models.selectors import Head
 from fedsim.strategies import FedPAC as Combining
-from fedsim.strategies.fedpac import head_weights
+from fedsim.strategies.fedpac import head_combination_weights
 
 LAM, HEAD_STEPS = 1.3, 1
 
@@ -127,14 +127,16 @@ def test_every_round_follows_the_formula(weighting, executor, simulation_of, pla
 def test_weights_are_those_of_the_programme_and_its_limits():
     draw = np.random.default_rng(0)
     h, v = draw.standard_normal((5, 6)), draw.random(5)
-    for i, alpha in enumerate(head_weights(h, v)):
+    for i, alpha in enumerate(head_combination_weights(h, v)):
         difference = h[i] - h
         np.testing.assert_allclose(alpha, best_on_simplex(np.diag(v) + difference @ difference.T), rtol=0, atol=1e-10)
-    same = head_weights(np.repeat(h[:1], 5, 0), v)  # of equal clients the less noisy weigh more
+    same = head_combination_weights(np.repeat(h[:1], 5, 0), v)  # of equal clients the less noisy weigh more
     np.testing.assert_allclose(same, np.tile(1 / v / (1 / v).sum(), (5, 1)), rtol=0, atol=1e-10)
-    np.testing.assert_allclose(head_weights(h, 1e-9 * v), np.eye(5), rtol=0, atol=1e-6)  # much data: own ones
-    np.testing.assert_allclose(head_weights(h[:1], v[:1]), [[1.0]])
-    np.testing.assert_allclose(head_weights(np.zeros((3, 2)), np.zeros(3)), np.full((3, 3), 1 / 3))
+    np.testing.assert_allclose(
+        head_combination_weights(h, 1e-9 * v), np.eye(5), rtol=0, atol=1e-6
+    )  # much data: own ones
+    np.testing.assert_allclose(head_combination_weights(h[:1], v[:1]), [[1.0]])
+    np.testing.assert_allclose(head_combination_weights(np.zeros((3, 2)), np.zeros(3)), np.full((3, 3), 1 / 3))
 
 
 @pytest.mark.slow

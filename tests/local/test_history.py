@@ -7,12 +7,12 @@ import pytest
 import torch
 
 from fedsim.core import ConfigError, Federation
-from fedsim.local.history import History
+from fedsim.local.history import DeploymentHistory
 
 D, P, CLIENTS = 3, 2, 4
 
 
-def fresh(history: History) -> dict[str, torch.Tensor]:
+def fresh(history: DeploymentHistory) -> dict[str, torch.Tensor]:
     federation = Federation((0,), CLIENTS, np.zeros(CLIENTS), dtype=torch.float64)
     return history.memory(federation, D, P)
 
@@ -22,7 +22,7 @@ def fresh(history: History) -> dict[str, torch.Tensor]:
 def test_the_finite_difference_is_over_each_clients_own_last_models(length: int, growing: bool) -> None:
     """Clients step at different times; df/dθ is numpy's pinv of the differences, and 0 in a client's first H steps, or
     with a growing window in its first min(d, H), after which it is of what the window holds."""
-    history, draw = History(length, rcond=1e-12, growing=growing), np.random.default_rng(length)
+    history, draw = DeploymentHistory(length, rcond=1e-12, growing=growing), np.random.default_rng(length)
     needed = min(D, length) if growing else length
     carry, seen = fresh(history), [[] for _ in range(CLIENTS)]
     for _ in range(14):
@@ -43,7 +43,7 @@ def test_the_finite_difference_is_over_each_clients_own_last_models(length: int,
             last = past[-1][1] if past else np.zeros(P)
             np.testing.assert_array_equal(history.last_estimate(carry)[i].numpy(), last)
         here = np.flatnonzero(draw.random(CLIENTS) < [0.2, 0.5, 0.9, 0.0])  # client 3 never appears
-        part = history.with_deployment(
+        part = history.record_deployment(
             {k: v[here] for k, v in carry.items()}, *(torch.as_tensor(z[here]) for z in (theta, f))
         )
         for name, value in part.items():
@@ -55,13 +55,13 @@ def test_the_finite_difference_is_over_each_clients_own_last_models(length: int,
 
 
 def test_a_linear_answer_is_found_exactly_where_models_moved_and_ignored_elsewhere() -> None:
-    history, draw = History(4), np.random.default_rng(1)
+    history, draw = DeploymentHistory(4), np.random.default_rng(1)
     jacobian = draw.standard_normal((P, D))
     carry = fresh(history)
     for step in range(4):  # client 0 moves in all of ℝ³, client 1 along one line, client 2 not at all
         theta = np.zeros((CLIENTS, D))
         theta[0], theta[1] = draw.standard_normal(D), step * np.array([1.0, 2.0, 2.0])
-        carry = history.with_deployment(carry, torch.as_tensor(theta), torch.as_tensor(theta @ jacobian.T))
+        carry = history.record_deployment(carry, torch.as_tensor(theta), torch.as_tensor(theta @ jacobian.T))
     theta = np.zeros((CLIENTS, D))
     found = history.derivative(carry, torch.as_tensor(theta), torch.as_tensor(theta @ jacobian.T)).numpy()
     line = np.array([1.0, 2.0, 2.0]) / 3
@@ -72,11 +72,11 @@ def test_a_linear_answer_is_found_exactly_where_models_moved_and_ignored_elsewhe
 
 def test_the_last_steps_come_latest_first_and_are_regressed_on_the_latest() -> None:
     """The ring turned once and a half; models and estimates as a list would hold them, their slope as numpy's."""
-    history, draw = History(4, rcond=1e-12), np.random.default_rng(2)
+    history, draw = DeploymentHistory(4, rcond=1e-12), np.random.default_rng(2)
     carry, seen = fresh(history), []
     for _ in range(6):
         theta, f = draw.standard_normal((CLIENTS, D)), draw.standard_normal((CLIENTS, P))
-        carry = history.with_deployment(carry, torch.as_tensor(theta), torch.as_tensor(f))
+        carry = history.record_deployment(carry, torch.as_tensor(theta), torch.as_tensor(f))
         seen.insert(0, (theta, f))
     models, estimates = history.recent_steps(carry)
     for ago, (theta, f) in enumerate(seen[:4]):
@@ -92,4 +92,4 @@ def test_the_last_steps_come_latest_first_and_are_regressed_on_the_latest() -> N
 @pytest.mark.parametrize("options", [{"length": 0}, {"length": 1.5}, {"rcond": -0.1}, {"rcond": 2}])
 def test_options_out_of_range_are_refused(options: dict[str, float]) -> None:
     with pytest.raises(ConfigError, match=f"^{next(iter(options))}="):
-        History(**options)
+        DeploymentHistory(**options)

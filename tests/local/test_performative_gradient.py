@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fedsim.core import Federation
 from fedsim.local import PoFL
-from fedsim.local.estimators import CoefficientEstimator, Estimator, FractionEstimator, MeanEstimator
+from fedsim.local.estimators import DistributionEstimator, FractionEstimator, LeastSquaresEstimator, MeanEstimator
 
 Batch = dict[str, Tensor]
 
@@ -33,7 +33,7 @@ class Losses:
         return values, torch.stack(gradients)
 
 
-def estimated(estimator: Estimator, loss, sample, thetas: Tensor, length: int) -> Tensor:
+def estimated(estimator: DistributionEstimator, loss, sample, thetas: Tensor, length: int) -> Tensor:
     """The step direction [d] of PoFL at the last of the deployed models [T, d], whatever was deployed before."""
     rule = PoFL(lr=1.0, history=length, rcond=1e-10)
     rule.estimator = estimator
@@ -99,7 +99,7 @@ def test_house_prices_answer_through_the_coefficients() -> None:
         return 0.5 * (batch["x"] @ params - batch["y"]).square() + 0.5 * params.square().sum()
 
     thetas = around([0.3, 0.9], 0.4, 3)
-    found = estimated(CoefficientEstimator(2), loss, sample, thetas, 3)
+    found = estimated(LeastSquaresEstimator(2), loss, sample, thetas, 3)
     torch.testing.assert_close(found, exact(lambda t: loss(t, sample(t)).mean(), thetas[-1]), rtol=0, atol=1e-8)
 
 

@@ -16,7 +16,7 @@ from fedsim.data.contamination import Point
 from fedsim.data.datasets import Dataset, Digits, GaussianMean
 from fedsim.data.partition import Dirichlet
 from fedsim.local import PFL, PG, SGD, PoFL, ProFL
-from fedsim.local.sample_size import SampleSize
+from fedsim.local.sample_size import AdaptiveSampleSize
 from fedsim.models import Linear, Mean
 from fedsim.run.tracking import Tracking
 from fedsim.shift import GroupMean, Location, Shift, Strategic
@@ -278,7 +278,7 @@ def test_the_sample_size_is_the_papers_bound() -> None:
     gradient, slope = draw.standard_normal((c, d)), draw.standard_normal((c, p, d))
     moved = draw.standard_normal((c, h, d)) * np.geomspace(0.01, 3, c)[:, None, None]
     phi, failure, cap = 0.1, 0.05, 1000
-    size = SampleSize(cap, phi, failure, None)
+    size = AdaptiveSampleSize(cap, phi, failure, None)
     arguments = (torch.as_tensor(a) for a in (lr, loss, gradient, slope, moved, sigma, bend))
     found = size(h, *arguments, min_samples=5)
     seen = set()

@@ -41,10 +41,12 @@ def test_equations_that_just_fit_are_not_refused(shared, monkeypatch) -> None:
     simulation = game(PlugIn(3, shared=shared, lr=LR, steps=1, batch_size=5), 1.5)
     rule, federation = simulation.trainer.local_rule, simulation.federation
     size, p = rule.trained + 1, rule.estimator.size
-    needed = federation.num_rows * (2 if shared else 1) * (size * size + 2 * size * p) * federation.dtype.itemsize
-    monkeypatch.setattr("fedsim.local.plugin.available_bytes", lambda device, storage: needed)
+    needed = (
+        federation.num_memory_rows * (2 if shared else 1) * (size * size + 2 * size * p) * federation.dtype.itemsize
+    )
+    monkeypatch.setattr("fedsim.local.plugin.capacity_bytes", lambda device, storage: needed)
     rule.memory(federation, rule.trained)
-    monkeypatch.setattr("fedsim.local.plugin.available_bytes", lambda device, storage: needed - 1)
+    monkeypatch.setattr("fedsim.local.plugin.capacity_bytes", lambda device, storage: needed - 1)
     with pytest.raises(ConfigError, match="local=plugin needs 0 GiB for the equations"):
         rule.memory(federation, rule.trained)
 

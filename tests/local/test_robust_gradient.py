@@ -8,7 +8,7 @@ import torch
 
 from fedsim.core import ConfigError
 from fedsim.local import robust_gradient
-from fedsim.local.robust_gradient import RobustGradient, outlier_scores
+from fedsim.local.robust_gradient import GradientOutlierFilter, gradient_outlier_scores
 
 
 def clients(seed: int, sizes: tuple[int, ...], d: int, fraction: float, distance: float) -> tuple[np.ndarray, ...]:
@@ -37,7 +37,7 @@ def test_all_clients_at_once_are_each_client_alone(
         monkeypatch.setattr(robust_gradient, "MAX_DIAGONALISED_SIDE", 0)
     for seed, (fraction, distance) in enumerate([(0.1, 8.0), (0.2, 15.0), (0.4, 60.0), (0.0, 0.0)]):
         g, mask, _ = clients(seed, (50, 3, 61, 20), d, fraction, distance)
-        kept = RobustGradient(*options)(torch.as_tensor(g), torch.as_tensor(mask)).numpy()
+        kept = GradientOutlierFilter(*options)(torch.as_tensor(g), torch.as_tensor(mask)).numpy()
         for i in range(len(g)):
             own = np.flatnonzero(mask[i])
             assert list(own[robust(g[i, own], *options)]) == list(np.flatnonzero(kept[i])), (seed, i)
@@ -49,9 +49,9 @@ def test_scores_of_wide_tall_and_large_matrices_are_those_of_the_decomposition(
 ) -> None:
     x = np.random.default_rng(0).standard_normal((5, 12, d)) * np.geomspace(3, 1, d)
     expected = np.stack([((m @ np.linalg.svd(m)[2][0]) ** 2) for m in x])
-    np.testing.assert_allclose(outlier_scores(torch.as_tensor(x)), expected, rtol=1e-9)
+    np.testing.assert_allclose(gradient_outlier_scores(torch.as_tensor(x)), expected, rtol=1e-9)
     monkeypatch.setattr(robust_gradient, "MAX_DIAGONALISED_SIDE", 0)
-    np.testing.assert_allclose(outlier_scores(torch.as_tensor(x)), expected, rtol=1e-4)
+    np.testing.assert_allclose(gradient_outlier_scores(torch.as_tensor(x)), expected, rtol=1e-4)
 
 
 @pytest.mark.parametrize("fraction", [0.1, 0.2])
@@ -62,21 +62,21 @@ def test_planted_outliers_are_found_and_clean_samples_kept(fraction: float, d: i
     seeds; default constants (ours)."""
     for seed in range(3):
         g, mask, contaminated = clients(seed, (500,) * 20, d, fraction, distance)
-        kept = RobustGradient()(torch.as_tensor(g), torch.as_tensor(mask)).numpy()
+        kept = GradientOutlierFilter()(torch.as_tensor(g), torch.as_tensor(mask)).numpy()
         assert 1 - kept[contaminated].mean() >= 0.95
         assert kept[~contaminated].mean() >= 0.95
 
 
 def test_nothing_to_find_ends_at_once_and_few_samples_are_left_alone() -> None:
     same = torch.ones(2, 6, 3)
-    assert bool(RobustGradient()(same, torch.ones(2, 6, dtype=torch.bool)).all())
+    assert bool(GradientOutlierFilter()(same, torch.ones(2, 6, dtype=torch.bool)).all())
     zero = torch.zeros(1, 6, 3)
-    assert bool(RobustGradient()(zero, torch.ones(1, 6, dtype=torch.bool)).all())
+    assert bool(GradientOutlierFilter()(zero, torch.ones(1, 6, dtype=torch.bool)).all())
     mask = torch.tensor([[True, False, False, False, False, False], [False] * 6])
-    assert torch.equal(RobustGradient()(torch.randn(2, 6, 3), mask), mask)
+    assert torch.equal(GradientOutlierFilter()(torch.randn(2, 6, 3), mask), mask)
 
 
 @pytest.mark.parametrize("options", [{"bins": 1}, {"sparse": 0.0}, {"sparse": 2}, {"settled": -1}])
 def test_constants_out_of_range_are_refused(options: dict[str, float]) -> None:
     with pytest.raises(ConfigError, match=f"^{next(iter(options))}="):
-        RobustGradient(**options)
+        GradientOutlierFilter(**options)

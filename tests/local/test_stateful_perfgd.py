@@ -14,7 +14,7 @@ from fedsim.core import ConfigError, Federation, rng
 from fedsim.data.datasets import GaussianMean, Pricing
 from fedsim.local import StatefulPerfGD
 from fedsim.local.estimators import MeanEstimator
-from fedsim.local.performative import Draw
+from fedsim.local.performative import LocalStepSamples
 from fedsim.models import Mean
 from fedsim.run.tracking import Tracking
 from fedsim.shift import Demand, Location
@@ -43,8 +43,8 @@ def direction_of(law, kept: float, horizon: int | None, d: int, p: int, length: 
         theta = torch.as_tensor(draw.standard_normal((1, d)))
         f = (1 - kept) * law(theta) + kept * f
         at = rule.point({**carry, "params": theta}, {})
-        found = rule.shift_gradient(carry, Draw({}, u, at, f, theta, u[:, 0]), u)[1]
-        carry = rule.history.with_deployment(carry, at, f)
+        found = rule.shift_gradient(carry, LocalStepSamples({}, u, at, f, theta, u[:, 0]), u)[1]
+        carry = rule.history.record_deployment(carry, at, f)
     return found[0]
 
 

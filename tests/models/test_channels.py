@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from fedsim import ConfigError
-from fedsim.models import RowModel
-from fedsim.models.channels import ChannelChain, check_chain
+from fedsim.models import StatelessModel
+from fedsim.models.channels import HiddenLayerChannels, check_channel_chain
 
 WIDTHS = {"perceptron": (5, 4), "convolutions": (4, 3, 5)}
 
@@ -37,8 +37,8 @@ def samples(count: int = 4) -> dict[str, Tensor]:
     return {"x": x, "y": torch.arange(count) % 3}
 
 
-def model_of(build: Callable[[], nn.Module]) -> RowModel:
-    model = RowModel(build, "cross_entropy", dtype=torch.float64)
+def model_of(build: Callable[[], nn.Module]) -> StatelessModel:
+    model = StatelessModel(build, "cross_entropy", dtype=torch.float64)
     model.check(samples(), 3, "toy")
     return model
 
@@ -47,15 +47,15 @@ def model_of(build: Callable[[], nn.Module]) -> RowModel:
 def test_a_masked_row_is_the_narrow_network(name: str) -> None:
     build = BUILDERS[name]
     model = model_of(build)
-    chain = ChannelChain.trace_model(model, samples())
+    chain = HiddenLayerChannels.from_model(model, samples())
     assert chain.widths == WIDTHS[name]
     held = [torch.zeros(1, width, dtype=torch.bool) for width in chain.widths]
     for channels in held:
         channels[0, 1:-1] = True  # neither the first nor the last
-    check_chain(model, chain, held, samples())
+    check_channel_chain(model, chain, held, samples())
     draw = torch.Generator().manual_seed(2)
     row = torch.randn(model.dimension, generator=draw, dtype=torch.float64)
-    mask = chain.masks(held)[0]
+    mask = chain.held_column_masks(held)[0]
     narrow = build(*(width - 2 for width in chain.widths)).double()
     kept = row[mask]
     assert len(kept) == sum(parameter.numel() for parameter in narrow.parameters())
@@ -108,9 +108,9 @@ def mixture(between: nn.Module) -> Callable[[], nn.Module]:
 )  # fmt: skip
 def test_models_without_separate_channels_are_refused(build: Callable[[], nn.Module], said: str) -> None:
     def follow() -> None:
-        chain = ChannelChain.trace_model(model, samples())
+        chain = HiddenLayerChannels.from_model(model, samples())
         held = [(torch.arange(width) + layer)[None] % 3 > 0 for layer, width in enumerate(chain.widths)]
-        check_chain(model, chain, held, samples())
+        check_channel_chain(model, chain, held, samples())
 
     model = model_of(build)
     with pytest.raises(ConfigError, match=said):

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from fedsim.core import rng
-from fedsim.models import RowModel
+from fedsim.models import StatelessModel
 from fedsim.models.dropout import KeyedDropout, key_dropouts
 
 
@@ -114,7 +114,7 @@ def test_every_nested_dropout_is_replaced() -> None:
 def test_a_dropout_used_in_two_places_is_replaced_in_both() -> None:
     """One object under two names, as in `drop = nn.Dropout(0.5); nn.Sequential(a, drop, b, drop)`."""
     drop = nn.Dropout(0.5)
-    model = RowModel(nn.Sequential(nn.Flatten(), nn.Linear(128, 64), drop, nn.Linear(64, 64), drop))
+    model = StatelessModel(nn.Sequential(nn.Flatten(), nn.Linear(128, 64), drop, nn.Linear(64, 64), drop))
     assert not [m for m in model.training_module.modules() if isinstance(m, nn.Dropout)]
     batch, row = {"x": inputs(), "key": torch.tensor(3)}, torch.randn(model.dimension)
     torch.manual_seed(1)
@@ -124,7 +124,7 @@ def test_a_dropout_used_in_two_places_is_replaced_in_both() -> None:
 
 
 def test_a_model_with_dropout_predicts_by_its_key() -> None:
-    model = RowModel(Nested)
+    model = StatelessModel(Nested)
     row, x = model.initial([0])[0], inputs()
     outputs = [model.predict(model.unflatten(row), {"x": x, "key": torch.tensor(key)}) for key in (1, 1, 2)]
     assert torch.equal(outputs[0], outputs[1])

@@ -12,7 +12,7 @@ from modules import SETTINGS
 from torch import Tensor, nn
 
 from fedsim.core import ConfigError
-from fedsim.models import LOSSES, SVHNCNN, Linear, Mean, RowModel
+from fedsim.models import LOSSES, SVHNCNN, Linear, Mean, StatelessModel
 from fedsim.models.row_model import _scores_classes
 
 X, Y = torch.zeros(2, 6), torch.tensor([0, 2])
@@ -55,7 +55,7 @@ def test_squared_losses_are_half_the_squared_distance(n: int, width: int, column
 
 def test_the_objective_is_mean_loss_plus_ridge() -> None:
     """L = mean ℓ + λ/2 ‖θ‖²; weights make the mean a weighted one, so that padding (weight 0) is not heard."""
-    model = RowModel(lambda: Linear((2,), 1), loss="squared", ridge=0.3)
+    model = StatelessModel(lambda: Linear((2,), 1), loss="squared", ridge=0.3)
     theta = torch.tensor([1.0, -2.0, 0.5])
     x, y = torch.tensor([[1.0, 0.0], [0.0, 1.0], [2.0, 2.0]]), torch.tensor([1.0, 0.0, 3.0])
     batch = {"x": x, "y": y}
@@ -70,7 +70,7 @@ def test_the_objective_is_mean_loss_plus_ridge() -> None:
 
 def test_the_gradient_of_ridge_is_lambda_theta() -> None:
     """Where the loss is flat, only the penalty pulls."""
-    model = RowModel(lambda: Linear((2,), 2), loss=lambda output, batch: output.sum(1) * 0, ridge=0.3)
+    model = StatelessModel(lambda: Linear((2,), 2), loss=lambda output, batch: output.sum(1) * 0, ridge=0.3)
     theta = torch.randn(model.dimension, requires_grad=True)
     parameters = model.unflatten(theta)
     batch = {"x": torch.zeros(4, 2)}
@@ -81,14 +81,14 @@ def test_the_gradient_of_ridge_is_lambda_theta() -> None:
 
 def test_an_unknown_loss_is_an_error() -> None:
     with pytest.raises(ConfigError, match=r"model\.loss='hinge' is unknown; choose one of cross_entropy"):
-        RowModel(nn.Linear(2, 2), loss="hinge")
+        StatelessModel(nn.Linear(2, 2), loss="hinge")
 
 
 def test_a_model_that_fits_passes_the_check() -> None:
-    RowModel(lambda: Linear((6,), 3)).check(pair(X, Y), 3, "d")
-    RowModel(lambda: Linear((6,), 1), loss="squared").check(pair(X, Y.float()), None, "d")
-    RowModel(lambda: Linear((6,), 2), loss="squared").check(pair(X, torch.zeros(2, 2)), None, "d")
-    RowModel(lambda: Mean((6,)), loss="half_squared_distance").check(pair(X), None, "d")
+    StatelessModel(lambda: Linear((6,), 3)).check(pair(X, Y), 3, "d")
+    StatelessModel(lambda: Linear((6,), 1), loss="squared").check(pair(X, Y.float()), None, "d")
+    StatelessModel(lambda: Linear((6,), 2), loss="squared").check(pair(X, torch.zeros(2, 2)), None, "d")
+    StatelessModel(lambda: Mean((6,)), loss="half_squared_distance").check(pair(X), None, "d")
 
 
 @pytest.mark.parametrize(
@@ -120,7 +120,7 @@ def test_a_mismatch_ends_before_the_first_round(
     module: nn.Module, loss: str, y: Tensor | None, classes: int | None, message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message):
-        RowModel(module, loss).check(pair(X, y), classes, "d")
+        StatelessModel(module, loss).check(pair(X, y), classes, "d")
 
 
 @pytest.mark.parametrize(
@@ -143,4 +143,4 @@ def test_one_output_scores_two_classes_and_no_more(shape: tuple[int, int], class
 def test_outputs_and_targets_of_different_size_do_not_broadcast(module: nn.Module, loss: str, y: Tensor | None) -> None:
     """½‖output − y‖² of vectors of different length does not exist; broadcasting would silently train on nonsense."""
     with pytest.raises(ConfigError, match=r"model.*dataset=d"):
-        RowModel(module, loss).check(pair(X, y), None, "d")
+        StatelessModel(module, loss).check(pair(X, y), None, "d")

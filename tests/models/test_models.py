@@ -16,7 +16,7 @@ from torch.func import vmap
 from fedsim import Simulation
 from fedsim.core import ConfigError
 from fedsim.data.datasets import Dataset
-from fedsim.models import CIFAR10CNN, CINIC10CNN, MLP, SVHNCNN, Linear, Mean, RowModel
+from fedsim.models import CIFAR10CNN, CINIC10CNN, MLP, SVHNCNN, Linear, Mean, StatelessModel
 from fedsim.models.dropout import KeyedDropout
 from fedsim.models.lora import add_adapters
 from fedsim.models.text import Transformer
@@ -74,7 +74,7 @@ class Tied(nn.Module):
 def test_unflatten_undoes_the_flattening_of_initial(name: str) -> None:
     """A ready module starts every replicate from its own parameters, and unflattening names them as the module does."""
     module = randomised(MODELS[name])
-    model = RowModel(module)
+    model = StatelessModel(module)
     rows = model.initial([0, 1])
     named = dict(module.named_parameters())
     assert rows.shape == (2, model.dimension)
@@ -88,7 +88,7 @@ def test_unflatten_undoes_the_flattening_of_initial(name: str) -> None:
 @pytest.mark.parametrize("name", WITHOUT_DROPOUT)
 def test_prediction_is_the_modules_forward(name: str) -> None:
     module = randomised(MODELS[name])
-    model = RowModel(MODELS[name])
+    model = StatelessModel(MODELS[name])
     row = torch.cat([p.detach().reshape(-1) for p in module.parameters()])
     x = inputs()
     torch.testing.assert_close(model.predict(model.unflatten(row), {"x": x}), module(x))
@@ -97,7 +97,7 @@ def test_prediction_is_the_modules_forward(name: str) -> None:
 
 def test_prediction_with_dropout_is_the_modules_forward_under_the_same_masks() -> None:
     """Evaluation has no masks at all; in training they are those of the three keyed layers, in order."""
-    module, model = randomised(MODELS["cinic10"]), RowModel(MODELS["cinic10"])
+    module, model = randomised(MODELS["cinic10"]), StatelessModel(MODELS["cinic10"])
     row = torch.cat([p.detach().reshape(-1) for p in module.parameters()])
     x, key = inputs(), torch.tensor(77)
     torch.testing.assert_close(model.evaluate(row, x), module.eval()(x))
@@ -116,7 +116,7 @@ def test_prediction_with_dropout_is_the_modules_forward_under_the_same_masks() -
 
 @pytest.mark.parametrize("name", MODELS)
 def test_vmapped_prediction_is_row_by_row(name: str) -> None:
-    model = RowModel(MODELS[name])
+    model = StatelessModel(MODELS[name])
     rows = torch.stack(
         [torch.cat([p.detach().reshape(-1) for p in randomised(MODELS[name], s).parameters()]) for s in range(3)]
     )
@@ -131,21 +131,21 @@ def test_vmapped_prediction_is_row_by_row(name: str) -> None:
 @pytest.mark.parametrize("name", ["mlp", "svhn", "cifar10", "cinic10"])
 def test_initial_rows_follow_the_seed(name: str) -> None:
     """Equal seeds start equally, alone or in company; different seeds differently."""
-    model = RowModel(MODELS[name])
+    model = StatelessModel(MODELS[name])
     rows = model.initial([3, 4, 3])
     assert torch.equal(rows[0], rows[2])
     assert not torch.equal(rows[0], rows[1])
     assert torch.equal(model.initial([4])[0], rows[1])
-    assert torch.equal(RowModel(MODELS[name]).initial([4])[0], rows[1])
+    assert torch.equal(StatelessModel(MODELS[name]).initial([4])[0], rows[1])
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_torchs_global_generator_is_neither_used_nor_moved(name: str) -> None:
-    model = RowModel(MODELS[name])
+    model = StatelessModel(MODELS[name])
     torch.manual_seed(1)
     before = torch.get_rng_state()
     first = model.initial([0])
-    RowModel(MODELS[name]).check({"x": inputs(2), "y": torch.tensor([0, 1])}, 3, "test")
+    StatelessModel(MODELS[name]).check({"x": inputs(2), "y": torch.tensor([0, 1])}, 3, "test")
     model.predict(model.unflatten(first[0]), {"x": inputs(), "key": torch.tensor(5)})
     assert torch.equal(torch.get_rng_state(), before)
     torch.manual_seed(2)
@@ -154,7 +154,7 @@ def test_torchs_global_generator_is_neither_used_nor_moved(name: str) -> None:
 
 def test_frozen_parameters_are_not_in_the_row_but_in_the_prediction() -> None:
     module = Frozen()
-    model = RowModel(module)
+    model = StatelessModel(module)
     assert model.dimension == 4 * 3 + 3
     x = torch.randn(5, 6)
     torch.testing.assert_close(model.evaluate(model.initial([0])[0], x), module(x))
@@ -175,13 +175,13 @@ def test_what_a_module_draws_beside_its_trained_parameters_is_no_stream_either()
     x, row, outputs = torch.ones(2, 6), torch.ones(15), []
     for state in (1, 2):
         torch.manual_seed(state)
-        outputs.append(RowModel(Frozen).evaluate(row, x))
+        outputs.append(StatelessModel(Frozen).evaluate(row, x))
     assert torch.equal(*outputs)
 
 
 def test_a_shared_parameter_is_one_parameter() -> None:
     module = Tied()
-    model = RowModel(module)
+    model = StatelessModel(module)
     assert model.dimension == 16
     row, x = torch.randn(16), torch.randn(3, 4)
     weight = row.reshape(4, 4)
@@ -190,7 +190,7 @@ def test_a_shared_parameter_is_one_parameter() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_rows_and_predictions_have_the_runs_type(dtype: torch.dtype) -> None:
-    model = RowModel(MODELS["mlp"], dtype=dtype)
+    model = StatelessModel(MODELS["mlp"], dtype=dtype)
     row = model.initial([0])[0]
     assert row.dtype == dtype
     assert model.evaluate(row, inputs().to(dtype)).dtype == dtype
@@ -209,12 +209,12 @@ def test_the_networks_of_table_6_have_their_number_of_parameters(
 ) -> None:
     """C(3, 32) has 32·(3·9 + 1), C(32, 32) has 32·(32·9 + 1); two poolings leave 32·8·8 = 2048 features."""
     convolutions = 32 * (3 * 9 + 1) + 32 * (32 * 9 + 1)
-    assert RowModel(module).dimension == convolutions + sum(b * (a + 1) for a, b in layers)
+    assert StatelessModel(module).dimension == convolutions + sum(b * (a + 1) for a, b in layers)
 
 
 @pytest.mark.parametrize(("module", "count"), [(SVHNCNN, 273_706), (CIFAR10CNN, 551_786), (CINIC10CNN, 1_193_130)])
 def test_the_networks_of_table_6_in_numbers(module: type[nn.Module], count: int) -> None:
-    assert RowModel(module).dimension == count
+    assert StatelessModel(module).dimension == count
 
 
 @pytest.mark.parametrize(
@@ -265,13 +265,13 @@ def test_only_the_last_bias_is_pytorchs_where_asked_for(build) -> None:
 
 
 def test_linear_starts_at_zero() -> None:
-    assert not RowModel(MODELS["linear"]).initial([0]).any()
+    assert not StatelessModel(MODELS["linear"]).initial([0]).any()
 
 
 @SETTINGS
 @given(shape=st.lists(st.integers(1, 4), min_size=1, max_size=3), start=st.floats(-5, 5, width=32), n=st.integers(1, 4))
 def test_mean_predicts_its_parameters(shape: list[int], start: float, n: int) -> None:
-    model = RowModel(lambda: Mean(tuple(shape), start), loss="half_squared_distance")
+    model = StatelessModel(lambda: Mean(tuple(shape), start), loss="half_squared_distance")
     row = model.initial([0])[0]
     assert row.tolist() == [start] * math.prod(shape)
     theta = torch.arange(float(len(row)))
@@ -280,16 +280,16 @@ def test_mean_predicts_its_parameters(shape: list[int], start: float, n: int) ->
 
 def test_group_norm_lets_every_sample_stand_alone() -> None:
     """Neither padding nor the evaluation's chunks can change a sample's output."""
-    model = RowModel(randomised(MODELS["group_norm"]))
+    model = StatelessModel(randomised(MODELS["group_norm"]))
     row, x = model.initial([0])[0], inputs(6)
     torch.testing.assert_close(model.evaluate(row, x)[:2], model.evaluate(row, x[:2]))
 
 
 def test_what_is_no_module_or_has_nothing_to_train_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"model: expected a torch\.nn\.Module, got int"):
-        RowModel(lambda: 3)
+        StatelessModel(lambda: 3)
     with pytest.raises(ConfigError, match="no trainable parameters"):
-        RowModel(nn.ReLU)
+        StatelessModel(nn.ReLU)
 
 
 def test_a_module_that_takes_classes_needs_data_that_have_them() -> None:

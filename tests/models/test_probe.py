@@ -12,9 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedsim.core import ConfigError
-from fedsim.models import RowModel
+from fedsim.models import StatelessModel
 from fedsim.models import probe as probe_module
-from fedsim.models.probe import ForwardTraits, probe
+from fedsim.models.probe import ForwardTraits, probe_forward_traits
 
 X = torch.tensor([[0.3, -1.0, 2.0], [1.5, 0.2, -0.7]])
 
@@ -91,7 +91,7 @@ def test_what_would_pass_between_clients_is_refused(forward: Any, sentence: str)
     module, x = Own(forward), X.clone()
     kept = torch.get_rng_state(), np.random.get_state()[1].copy(), random.getstate()  # noqa: NPY002
     with pytest.raises(ConfigError, match=f"model: {sentence}"):
-        probe(module, x)
+        probe_forward_traits(module, x)
     assert torch.equal(torch.get_rng_state(), kept[0])
     assert np.array_equal(np.random.get_state()[1], kept[1])  # noqa: NPY002
     assert random.getstate() == kept[2]
@@ -100,12 +100,12 @@ def test_what_would_pass_between_clients_is_refused(forward: Any, sentence: str)
 def test_the_innermost_layer_is_named() -> None:
     module = nn.Sequential(nn.Linear(3, 3), nn.Sequential(nn.ReLU(), Own(numpy_noise)))
     with pytest.raises(ConfigError, match=r"layer '1\.1' \(Own\) draws random numbers"):
-        probe(module, X)
+        probe_forward_traits(module, X)
 
 
 def test_dropout_inside_a_recurrence_cannot_be_keyed() -> None:
     with pytest.raises(ConfigError, match=r"layer '0' \(LSTM\) applies dropout=0\.2 inside"):
-        RowModel(nn.Sequential(nn.LSTM(3, 3, num_layers=2, dropout=0.2)))
+        StatelessModel(nn.Sequential(nn.LSTM(3, 3, num_layers=2, dropout=0.2)))
 
 
 def running(module: Own, x: Tensor) -> Tensor:
@@ -157,7 +157,7 @@ def with_the_largest_input(module: Own, x: Tensor) -> Tensor:
 )
 def test_what_a_forward_pass_does_is_found_out(module: nn.Module, found: dict[str, Any]) -> None:
     before = {name: value.clone() for name, value in module.state_dict().items()}
-    assert probe(module, X) == ForwardTraits(**found)
+    assert probe_forward_traits(module, X) == ForwardTraits(**found)
     assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
 
 
@@ -166,11 +166,11 @@ def test_what_vmap_cannot_do_is_known_beforehand() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return super().forward(x if x.sum() > 0 else -x)
 
-    model = RowModel(Branch(3, 3))
+    model = StatelessModel(Branch(3, 3))
     model.check({"x": X, "y": torch.tensor([0, 1])}, 3, "test")
     assert "data-dependent control flow" in str(model.no_vmap_reason)
     assert "data-dependent control flow" in str(model.traits.evaluation_unvmapped)
-    plain = RowModel(nn.Linear(3, 3))
+    plain = StatelessModel(nn.Linear(3, 3))
     plain.check({"x": X, "y": torch.tensor([0, 1])}, 3, "test")
     assert plain.traits == ForwardTraits()
 
@@ -185,11 +185,11 @@ def test_rounding_alone_is_no_other_number(strange: bool, monkeypatch: pytest.Mo
             return super().forward(x.unflatten(0, (-1, 1, 1))) * (2.0 if strange and wrapped else 1.0)
 
     torch.manual_seed(0)
-    model = RowModel(Grouped(nn.Conv2d(1, 8, (1, 3), padding=1), nn.Tanh(), nn.Flatten(), nn.Linear(72, 3)))
+    model = StatelessModel(Grouped(nn.Conv2d(1, 8, (1, 3), padding=1), nn.Tanh(), nn.Flatten(), nn.Linear(72, 3)))
     model.check({"x": X, "y": torch.tensor([0, 1])}, 3, "test")
     monkeypatch.setattr(probe_module, "PROBE_TOLERANCE", 1e-9)
     looks: list[torch.dtype] = []
-    asked = RowModel.initial
-    monkeypatch.setattr(RowModel, "initial", lambda self, seeds: looks.append(self.dtype) or asked(self, seeds))
+    asked = StatelessModel.initial
+    monkeypatch.setattr(StatelessModel, "initial", lambda self, seeds: looks.append(self.dtype) or asked(self, seeds))
     assert model.no_vmap_reason == ("it gives other numbers" if strange else None)
     assert looks == [torch.float32, torch.float64]

@@ -52,7 +52,7 @@ def steps(kind=SGD, **options):
 
 def means(simulation: Simulation) -> tuple[np.ndarray, np.ndarray]:
     """[m, d] of every client's training and validation samples."""
-    z, table = simulation.dataset.train_x.numpy(), simulation.client_tables[0]
+    z, table = simulation.dataset.train_x.numpy(), simulation.partition_tables[0]
     parts = [np.split(t.order, t.offsets[1:-1]) for t in (table, table.validation)]
     own, held = (np.stack([z[p].mean(0) for p in each]) for each in parts)
     return own, held
@@ -60,7 +60,7 @@ def means(simulation: Simulation) -> tuple[np.ndarray, np.ndarray]:
 
 def spread_around(simulation: Simulation) -> float:
     """The loss on validation samples of their own mean."""
-    z, held = simulation.dataset.train_x.numpy(), simulation.client_tables[0].validation
+    z, held = simulation.dataset.train_x.numpy(), simulation.partition_tables[0].validation
     parts = [z[p] for p in np.split(held.order, held.offsets[1:-1])]
     return float(np.mean([0.5 * np.square(p - p.mean(0)).sum(1).mean() for p in parts]))
 
@@ -186,9 +186,9 @@ def test_a_newcomers_mixture_is_fine_tuned_more_slowly():
     simulation = simulation_of(dataset, 4, steps(APFL, alpha=alpha), rounds=2, personal=asked)
     result = simulation.run()
     z, x = simulation.dataset.train_x.numpy(), result.state.model[0].numpy()
-    training = [z[p] for p in np.split(simulation.client_tables[0].order, simulation.client_tables[0].offsets[1:-1])][
-        2:
-    ]
+    training = [
+        z[p] for p in np.split(simulation.partition_tables[0].order, simulation.partition_tables[0].offsets[1:-1])
+    ][2:]
     for epoch in result.extra["newcomers"]:
         s = epoch["epoch"]  # an epoch is one full batch
         r, a = (1 - ETA) ** s, (1 - ETA * alpha**2) ** s

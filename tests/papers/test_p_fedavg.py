@@ -20,7 +20,7 @@ from fedsim import EvaluationOptions, Execution, Simulation
 from fedsim.core import rng
 from fedsim.core.heterogeneity import match_moments
 from fedsim.data.datasets import GaussianMean
-from fedsim.data.datasets.gaussian import unequal_weights
+from fedsim.data.datasets.gaussian import draw_dirichlet_weights
 from fedsim.local import SGD, Constant, Inverse
 from fedsim.models import Mean
 from fedsim.shift import Location
@@ -159,7 +159,7 @@ def test_what_sampling_leaves_has_a_closed_form(beta, gamma, rounds) -> None:
 
 def test_scheme_one_does_not_mind_unequal_weights() -> None:
     """Its noise is that of equal weights where Σ p_i (m_i − (1 − ε_i) θ^PS)² is the same."""
-    uneven = Clients(weights=unequal_weights(N, 0.0005, 0))
+    uneven = Clients(weights=draw_dirichlet_weights(N, 0.0005, 0))
     found = moments(uneven, "I", 20, 1000)[1][-1] / (uneven.p @ uneven.pull**2)
     assert found == pytest.approx(
         moments(Clients(), "I", 20, 1000)[1][-1] / (Clients().p @ Clients().pull ** 2), rel=0.01
@@ -205,7 +205,7 @@ def test_unequal_weights_break_scheme_two_more_the_smaller_the_rate() -> None:
     assert sums.var() == pytest.approx(4**2 * (4 - drawn) / (drawn * (4 - 1)) * p.var())
     assert np.log(sums).mean() < 0
 
-    uneven = Clients(weights=unequal_weights(N, 0.01, 0))
+    uneven = Clients(weights=draw_dirichlet_weights(N, 0.01, 0))
     spread = N**2 * (N - 20) / (20 * (N - 1)) * uneven.p.var()
     for beta in (5.0, 100.0):  # the paper's rate, and the usual one
         assert 2 * beta / GAMMA * E * MU < spread
@@ -253,7 +253,7 @@ def test_drawing_clients_multiplies_the_noise_of_batches_whatever_the_batch(draw
 def test_full_participation_averaged_plainly_rests_elsewhere() -> None:
     """As in the authors' program (strategy.average=plain): at Σ m_i / Σ (1 − ε_i) for one local step, which is θ^PS
     only where all p_i are equal. With Fig. 1's weights, as unequal as the program's, that is 2.6 away."""
-    weights = unequal_weights(N, 0.0005, 0)
+    weights = draw_dirichlet_weights(N, 0.0005, 0)
     clients = Clients(shift=0.01, data=0.0, weights=weights)
     rest = clients.means.sum() / (1 - clients.epsilons).sum()
     assert weights.var() == pytest.approx(0.00037, abs=0.000005)
@@ -280,7 +280,7 @@ def test_full_participation_averaged_plainly_rests_elsewhere() -> None:
 def test_scaled_objectives_have_the_same_stable_point() -> None:
     """g_i = p_i N f_i (§3.2) is on mean estimation a client with 1 − ε_i and m_i multiplied by N p_i, as Fig. 7's
     recipe lists them: the plain mean then rests where the weighted one does, and moves there at any rate."""
-    weights = unequal_weights(N, 0.01, 0)
+    weights = draw_dirichlet_weights(N, 0.01, 0)
     clients = Clients(weights=weights)
     slopes, means = N * weights * (1 - clients.epsilons), N * weights * clients.means
     assert means.sum() / slopes.sum() == pytest.approx(STABLE)

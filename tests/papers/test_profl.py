@@ -17,10 +17,10 @@ from fedsim.availability import UniformK
 from fedsim.data.datasets import BinaryGaussians, Dataset, HousePrices, PricingGroups
 from fedsim.evaluation.performative import Risk, optimal_point
 from fedsim.local import PFL, ProFL
-from fedsim.local.estimators import CoefficientEstimator, MeanEstimator
-from fedsim.local.history import History
-from fedsim.local.robust_gradient import RobustGradient
-from fedsim.local.sample_size import SampleSize
+from fedsim.local.estimators import LeastSquaresEstimator, MeanEstimator
+from fedsim.local.history import DeploymentHistory
+from fedsim.local.robust_gradient import GradientOutlierFilter
+from fedsim.local.sample_size import AdaptiveSampleSize
 from fedsim.models import Linear, Mean
 from fedsim.shift import Contribution, GroupMean, Response
 from fedsim.studies.reproduce.recipe import recipe_folder
@@ -66,10 +66,10 @@ def test_the_least_loss_of_house_prices_grows_by_the_variance_of_the_sensitiviti
         )  # fmt: skip
         risk = Risk(simulation.model, simulation.shift, simulation.data, samples=50)  # moments are exact
         at[alpha] = optimal_point(risk, [torch.zeros(1, dtype=torch.float64)])
-        least[alpha] = 2 * risk.performative(at[alpha]).item()
+        least[alpha] = 2 * risk.performative_risk(at[alpha]).item()
         up = [1 + g for g in gammas]
         assert at[alpha].item() == pytest.approx(5 / 3 * sum(up) / (sum(u * u for u in up) + 10 * ridge / square))
-        same = 2 * risk.performative(at[0.0]).item()
+        same = 2 * risk.performative_risk(at[0.0]).item()
         assert same - least[0.0] == pytest.approx(square * at[0.0].item() ** 2 * np.var(gammas), abs=1e-9)
         assert least[alpha] - least[0.0] == pytest.approx(same - least[0.0], rel=0.1, abs=1e-12)
     assert least[0.25] - least[0.0] == pytest.approx(0.03, abs=0.005)  # the paper's ProFL: 5.59 − 5.56
@@ -93,7 +93,7 @@ def test_the_factors_of_theorem_5_10_in_the_recipe_of_figure_3_are_the_formulas(
             ridge=ridge, execution=DOUBLE,
         )  # fmt: skip
         risk = Risk(simulation.model, simulation.shift, simulation.data, samples=50)
-        at = [risk.performative(torch.tensor([theta], dtype=torch.float64)).item() for theta in (0.0, 1.0, 2.0)]
+        at = [risk.performative_risk(torch.tensor([theta], dtype=torch.float64)).item() for theta in (0.0, 1.0, 2.0)]
         assert at[0] - 2 * at[1] + at[2] == pytest.approx(square * (1 + gamma) ** 2 + ridge)
 
 
@@ -140,7 +140,7 @@ def test_the_bound_on_the_sample_size_grows_without_limit_at_rest() -> None:
         asked = []
         for scale in 10.0 ** -np.arange(3, 7):
             moved = torch.full((1, history, 1), scale / math.sqrt(history), dtype=torch.float64)
-            size = SampleSize(10**17, tolerance, 0.05, None)
+            size = AdaptiveSampleSize(10**17, tolerance, 0.05, None)
             arguments = (one(0.001), one(1.4), one(2.0)[:, None], slope, moved, one(0.25), one(bend))
             asked.append(size(history, *arguments, min_samples=3).item())
         assert asked == sorted(asked)
@@ -155,7 +155,7 @@ def test_the_filter_finds_no_gap_once_foreign_samples_are_nearly_half() -> None:
         foreign = int(500 * share)
         gradients = draw.standard_normal((40, 500, 5))
         gradients[:, :foreign] += 25.0
-        kept = RobustGradient()(torch.as_tensor(gradients), torch.ones(40, 500, dtype=torch.bool))
+        kept = GradientOutlierFilter()(torch.as_tensor(gradients), torch.ones(40, 500, dtype=torch.bool))
         assert bool(kept[:, :foreign].any()) != found
         assert kept[:, foreign:].double().mean() > 0.98
     assert 0.15 < (draw.binomial(500, 0.4, 100_000) >= 210).mean() < 0.25
@@ -189,7 +189,7 @@ def slopes(length: int, bend: float, noise: float, draws: int = 20_000) -> np.nd
     draw = np.random.default_rng(length)
     theta = draw.standard_normal((draws, length + 1, 1))
     f = theta + 0.5 * bend * theta**2 + noise * draw.standard_normal(theta.shape)
-    found = History(length + 1).regression(torch.as_tensor(theta), torch.as_tensor(f)).numpy()[:, 0, 0]
+    found = DeploymentHistory(length + 1).regression(torch.as_tensor(theta), torch.as_tensor(f)).numpy()[:, 0, 0]
     return found - (1 + bend * theta[:, 0, 0])
 
 
@@ -230,13 +230,13 @@ def test_the_filter_cuts_the_clean_tail_on_which_the_second_term_lives() -> None
     x, y = torch.as_tensor(x), torch.as_tensor(y)
     losses, gradients = 0.5 * (theta * x - y) ** 2, ((theta * x - y) * x)[:, :, None]
     everybody = torch.ones(x.shape, dtype=torch.bool)
-    kept = RobustGradient()(gradients, everybody)
+    kept = GradientOutlierFilter()(gradients, everybody)
     assert 0.9 < kept.double().mean() < 0.999
-    estimator, found = CoefficientEstimator(1), []
+    estimator, found = LeastSquaresEstimator(1), []
     for mask in (everybody, kept):
         batch, weight = {"x": x[:, :, None], "y": y}, mask.double()
-        f = estimator.estimate(batch, weight, torch.zeros(200, 1))
-        found.append(estimator.moment(batch, weight, f, losses).mean().item())
+        f = estimator.estimate_statistic(batch, weight, torch.zeros(200, 1))
+        found.append(estimator.score_function_gradient(batch, weight, f, losses).mean().item())
     assert found[1] / found[0] == pytest.approx(0.8, abs=0.05)
 
 
@@ -248,7 +248,9 @@ def test_the_second_terms_variance_is_that_of_the_features_kurtosis(rare: float,
     variance, fourth = 1 + rare * far**2, 3 + rare * (6 * far**2 + far**4)
     estimator, x = MeanEstimator("x", 1, known_variance=variance), torch.as_tensor(z)
     batch, weight = {"x": x[:, :, None]}, torch.ones_like(x)
-    u = estimator.moment(batch, weight, estimator.estimate(batch, weight, torch.zeros(2000, 1)), theta * x)
+    u = estimator.score_function_gradient(
+        batch, weight, estimator.estimate_statistic(batch, weight, torch.zeros(2000, 1)), theta * x
+    )
     assert u.mean().item() == pytest.approx(theta, rel=0.05)
     assert n * u.var().item() == pytest.approx(theta**2 * (fourth / variance**2 - 1), rel=0.2)
 

@@ -15,7 +15,7 @@ from fedsim.core.errors import ConfigError
 from fedsim.data.datasets import Digits
 from fedsim.local import SGD
 from fedsim.models import Linear
-from fedsim.run.branching import write_branch
+from fedsim.run.branching import write_replicate_subset
 from fedsim.run.tracking import Observer
 from fedsim.strategies import MIFA, FedAWE
 
@@ -32,7 +32,7 @@ class Halting(Observer):
     def evaluated(self, event):
         return "enough" if event.round == self.until else None
 
-    def replicates_to_drop(self):
+    def drop_reason_by_replicate(self):
         return dict.fromkeys(self.dropped, "in a test")
 
 
@@ -60,7 +60,7 @@ def test_replicates_that_branch_off_end_as_in_the_run_of_all(digits, tmp_path: P
     first = simulation(digits, strategy=strategy())
     first.run(tmp_path / "all", False, quiet(Halting(4)))
     identity = {"seeds": [1, 0], "strategy": strategy.__name__}
-    assert write_branch(tmp_path / "all", tmp_path / "some", [3, 2], 4, identity)
+    assert write_replicate_subset(tmp_path / "all", tmp_path / "some", [3, 2], 4, identity)
     some = simulation(digits, (3, 2), strategy=strategy()).run(tmp_path / "some", True, quiet())
     assert torch.equal(some.state.model, whole.state.model[[3, 2]])
     expected = [row for of in range(0, 16, 4) for row in (whole.history[of + 3], whole.history[of + 2])]
@@ -86,7 +86,7 @@ def test_replicates_that_an_observer_drops_do_not_disturb_the_others_and_stay_aw
 def test_updates_on_the_way_are_not_divided(digits, tmp_path: Path):
     delayed = simulation(digits, delay=ConstantDelay(3), strategy=MIFA())
     delayed.run(tmp_path / "all", False, quiet(Halting(2)))
-    assert not write_branch(tmp_path / "all", tmp_path / "some", [0], 4, {})
+    assert not write_replicate_subset(tmp_path / "all", tmp_path / "some", [0], 4, {})
     assert not (tmp_path / "some").exists()
 
 

@@ -16,7 +16,7 @@ import torch
 from fedsim import Simulation
 from fedsim.availability.clock import AllWork, NoClock, NoDelay
 from fedsim.core.errors import ConfigError
-from fedsim.core.ranks import Ranks
+from fedsim.core.ranks import ProcessRanks
 from fedsim.data.datasets import Dataset, Digits
 from fedsim.data.partition import IID
 from fedsim.evaluation import EvaluationOptions
@@ -34,7 +34,7 @@ from fedsim.run.setup import Setup
 from fedsim.run.tracker import Tracker
 from fedsim.run.tracking import Tracking
 from fedsim.run.tracking.metrics_csv import MetricsCSV
-from fedsim.run.wiring import Compute
+from fedsim.run.wiring import ComputeSettings
 from fedsim.shift import NoShift
 from fedsim.strategies import FedAvg
 from fedsim.trainer import Execution, Trainer, TrainerFactory
@@ -131,9 +131,9 @@ def test_a_population_needs_no_model() -> None:
     """The first step of a setup stands alone, and leaves the parts as they are."""
     x = torch.arange(12.0)[:, None]
     dataset = Dataset("counts", x, x[:, 0], loss="squared")
-    parts = Parts.from_copies(dataset, partition=IID())
+    parts = Parts.copy_of(dataset, partition=IID())
     before = {field.name: getattr(parts, field.name) for field in dataclasses.fields(parts)}
-    compute = Compute(torch.device("cpu"), torch.float32, Ranks(), "device")
+    compute = ComputeSettings(torch.device("cpu"), torch.float32, ProcessRanks(), "device")
     population = Population.build(parts, 3, (0, 1), compute)
     assert population.federation.num_replicates == 2
     assert population.data_with_newcomers is population.data
@@ -151,10 +151,10 @@ def test_a_population_refuses_numbers_for_other_seeds() -> None:
             raise AssertionError("the samples were dealt out")
 
     x = torch.arange(12.0)[:, None]
-    parts = Parts.from_copies(
+    parts = Parts.copy_of(
         Dataset("counts", x, x[:, 0], loss="squared"), partition=Untouched(), strategy=FedAvg(server_lr=[0.5, 1.0])
     )
-    compute = Compute(torch.device("cpu"), torch.float32, Ranks(), "device")
+    compute = ComputeSettings(torch.device("cpu"), torch.float32, ProcessRanks(), "device")
     with pytest.raises(ConfigError, match=r"strategy\.server_lr has 2 entries, but there are 3 seeds"):
         Population.build(parts, 3, (0, 1, 2), compute)
 

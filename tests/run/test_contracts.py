@@ -20,7 +20,7 @@ from fedsim.data.partition import IID, Natural
 from fedsim.local import SGD
 from fedsim.models import Linear
 from fedsim.run.contracts import contains_user_code
-from fedsim.run.wiring import resolve_clients
+from fedsim.run.wiring import resolve_data_and_client_count
 from fedsim.shift import Shift
 from fedsim.strategies import FedAvg, State, Strategy
 
@@ -260,6 +260,6 @@ def test_owners_are_clients_unless_a_partition_says_otherwise() -> None:
     """Of 4 owners 2 are drawn, by default as by partition=natural; another partition takes all of them."""
     data = Dataset("owned", torch.arange(8.0)[:, None], torch.zeros(8), owners=torch.arange(8) % 4, loss="squared")
     for partition, owners in ((None, 2), (Natural(), 2), (IID(), 4)):
-        drawn, clients = resolve_clients(data, partition, 2)
+        drawn, clients = resolve_data_and_client_count(data, partition, 2)
         assert (drawn.natural_clients, clients) == (owners, 2)
-    assert resolve_clients(data, None, "all")[1] == 4
+    assert resolve_data_and_client_count(data, None, "all")[1] == 4

@@ -23,10 +23,10 @@ from fedsim.data.partition import Dirichlet
 from fedsim.local import SGD
 from fedsim.models import Linear
 from fedsim.run.checkpoint import Checkpointer
-from fedsim.run.fold import Fold, FoldedRun, Job, foldable_steps
+from fedsim.run.fold import FoldedJobs, FoldJob, FoldMember, foldable_run_steps
 from fedsim.run.rules import Stop
 from fedsim.run.stopping import Stopped
-from fedsim.run.together import Lockstep
+from fedsim.run.together import LockstepRunner
 from fedsim.run.tracking import Observer
 from fedsim.strategies import FedAvg, FedAWE
 from fedsim.trainer import Trainer, run_to_completion
@@ -71,12 +71,12 @@ def folded(
 ) -> list[Any]:
     """What comes of each run; those that the federation leaves to themselves continue alone."""
     jobs = [
-        Job(foldable_steps(make(), None if out is None else out / str(number), resume, tracking))
+        FoldJob(foldable_run_steps(make(), None if out is None else out / str(number), resume, tracking))
         for number, make in enumerate(makes)
     ]
     for job in jobs:
         job.start()
-    for _, outcome in Lockstep[None]()([Fold(jobs, federation).round_steps]):
+    for _, outcome in LockstepRunner[None]()([FoldedJobs(jobs, federation).generate_round_tasks]):
         assert outcome is None
     for job in jobs:
         if not job.has_ended:
@@ -99,8 +99,8 @@ def test_a_folded_run_is_asked_what_a_run_is_asked():
         parameters = {name: parameter.default for name, parameter in inspect.signature(of).parameters.items()}
         return {name: default for name, default in parameters.items() if name not in ("self", "run", "simulation")}
 
-    assert arguments(foldable_steps) == arguments(Simulation.run_steps)
-    assert arguments(FoldedRun) == arguments(Simulation.run_steps)
+    assert arguments(foldable_run_steps) == arguments(Simulation.run_as_generator)
+    assert arguments(FoldMember) == arguments(Simulation.run_as_generator)
 
 
 class RoundCounter(Observer):
@@ -283,4 +283,4 @@ def test_where_the_federation_fails_each_continues_alone(digits, tmp_path: Path,
     ids=str,
 )
 def test_what_cannot_be_folded(digits, settings, obstacle):
-    assert FoldedRun(one(digits, 0.1, (0,), **settings)).unfoldable_reason() == obstacle
+    assert FoldMember(one(digits, 0.1, (0,), **settings)).unfoldable_reason() == obstacle

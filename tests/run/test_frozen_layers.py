@@ -228,7 +228,7 @@ def test_inputs_that_change_stay(parts: dict[str, Any], reason: str | None, capl
 def test_outputs_that_do_not_fit_into_memory_are_not_stored(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(frozen_layers, "free_memory", lambda device: 1000.0)
+    monkeypatch.setattr(frozen_layers, "free_memory_bytes", lambda device: 1000.0)
     caplog.set_level(logging.INFO)
     assert run(images(), backbone, True).dataset.shape == (2, 6, 6)
     assert "of free memory" in caplog.text

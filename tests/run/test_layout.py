@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedsim.run.layout import Layout
+from fedsim.run.layout import RankLayout
 
 REPLICATES, CLIENTS, COUNT = 2, 7, 3
 MAIL: dict[tuple[int, int], deque[Tensor]] = {}
@@ -17,10 +17,10 @@ SHARED: dict[str, Any] = {}
 
 
 class Turn:
-    """`Ranks` as far as a layout uses them; what is sent waits until the other rank's turn."""
+    """`ProcessRanks` as far as a layout uses them; what is sent waits until the other rank's turn."""
 
     def __init__(self, rank: int) -> None:
-        self.rank, self.num_ranks, self.is_first = rank, COUNT, rank == 0
+        self.rank, self.num_ranks, self.is_main_rank = rank, COUNT, rank == 0
         self.client_slice = slice(rank, None, COUNT)
 
     def send(self, value: Tensor, to: int) -> None:
@@ -39,8 +39,8 @@ class Turn:
         return SHARED.setdefault("first", value)
 
 
-def layout(rank: int) -> Layout:
-    return Layout(Turn(rank), (REPLICATES, CLIENTS), frozenset({"memory"}))  # type: ignore[arg-type]
+def layout(rank: int) -> RankLayout:
+    return RankLayout(Turn(rank), (REPLICATES, CLIENTS), frozenset({"memory"}))  # type: ignore[arg-type]
 
 
 @pytest.fixture(autouse=True)
@@ -62,11 +62,11 @@ def test_what_is_gathered_is_the_whole_and_what_is_dealt_are_its_parts(shape: tu
     for rank in (2, 1):
         assert layout(rank).gather("memory", parts[rank]) is parts[rank]
     assert torch.equal(layout(0).gather("memory", parts[0]), whole)
-    assert layout(1).full_shape("memory", parts[1]) == whole.shape
+    assert layout(1).global_shape("memory", parts[1]) == whole.shape
     dealt = [layout(rank).scatter("memory", whole if rank == 0 else None, parts[rank]) for rank in range(COUNT)]
     assert all(map(torch.equal, dealt, parts))
     assert layout(1).gather("model", parts[1]) is parts[1]  # not divided
-    assert layout(1).full_shape("model", parts[1]) == parts[1].shape
+    assert layout(1).global_shape("model", parts[1]) == parts[1].shape
 
 
 def test_rows_under_way_are_in_the_order_of_a_single_process() -> None:
@@ -83,7 +83,7 @@ def test_rows_under_way_are_in_the_order_of_a_single_process() -> None:
     gathered = layout(0).gather_rows(parts[0])
     assert gathered.keys() == rows.keys()
     assert all(torch.equal(gathered[name], rows[name]) for name in rows)
-    dealt = [layout(rank).scatter_rows(rows if rank == 0 else {}) for rank in range(COUNT)]
+    dealt = [layout(rank).scatter_rows_to_ranks(rows if rank == 0 else {}) for rank in range(COUNT)]
     for held, expected in zip(dealt, parts, strict=True):
         assert held.keys() == expected.keys()
         assert all(torch.equal(held[name], expected[name]) for name in expected)
@@ -91,4 +91,4 @@ def test_rows_under_way_are_in_the_order_of_a_single_process() -> None:
 
 def test_nothing_under_way_is_nothing_everywhere() -> None:
     assert [layout(rank).gather_rows({}) for rank in range(COUNT)] == [{}] * COUNT
-    assert [layout(rank).scatter_rows({}) for rank in range(COUNT)] == [{}] * COUNT
+    assert [layout(rank).scatter_rows_to_ranks({}) for rank in range(COUNT)] == [{}] * COUNT

@@ -29,7 +29,7 @@ def test_a_signal_while_a_run_lets_go_does_not_count_as_a_second(
     monkeypatch.setattr(stopping.signal, "signal", slowly)
     try:
         signals.restore_handlers(leaving)
-        assert signals.received_signal == signal.SIGTERM
+        assert signals.received_signal_number == signal.SIGTERM
         after = [signal.getsignal(number) for number in STOP_SIGNAL_NUMBERS]
         assert after[0] == before[0]
         assert after[1] == (signal.SIG_IGN if leaving else before[1])
@@ -45,6 +45,6 @@ def test_the_last_of_several_runs_puts_back_what_was_there() -> None:
     other.install_handlers()
     one.restore_handlers(ignore_sigterm=False)
     signal.raise_signal(signal.SIGTERM)
-    assert (one.received_signal, other.received_signal) == (None, signal.SIGTERM)
+    assert (one.received_signal_number, other.received_signal_number) == (None, signal.SIGTERM)
     other.restore_handlers(ignore_sigterm=False)
     assert [signal.getsignal(number) for number in STOP_SIGNAL_NUMBERS] == before

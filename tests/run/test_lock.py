@@ -15,9 +15,9 @@ from killing import child
 from resumable import QUIET, Coins, simulation_of
 
 from fedsim.core import ConfigError, lock
-from fedsim.core.lock import LOCK_FILE_NAME, Lock, check_folder_free
+from fedsim.core.lock import LOCK_FILE_NAME, Lock, check_folder_unlocked
 from fedsim.core.lock import _try_lock as lock_file
-from fedsim.run.together import Lockstep
+from fedsim.run.together import LockstepRunner
 from fedsim.run.tracking import RunConfig
 
 
@@ -62,12 +62,12 @@ def test_a_live_process_keeps_its_folder_and_a_dead_one_does_not(
         with pytest.raises(ConfigError, match=f"in use by process {pid} on "):
             Lock(tmp_path)
         with pytest.raises(ConfigError, match=f"in use by process {pid} on "):
-            check_folder_free(tmp_path)
+            check_folder_unlocked(tmp_path)
     finally:
         kill(pid)
         os.close(ear)
     assert (tmp_path / LOCK_FILE_NAME).exists()
-    check_folder_free(tmp_path)
+    check_folder_unlocked(tmp_path)
     Lock(tmp_path).release()
     assert not list(tmp_path.iterdir())
 
@@ -206,14 +206,18 @@ def test_runs_in_lockstep_own_their_folders_too(tmp_path: Path) -> None:
 
     runs = [simulation_of(rounds=3, availability=Coins(1, look)) for _ in range(2)]
     ended = dict(
-        Lockstep()([lambda run=run, n=n: run.run_steps(tmp_path / str(n), False, QUIET) for n, run in enumerate(runs)])
+        LockstepRunner()(
+            [lambda run=run, n=n: run.run_as_generator(tmp_path / str(n), False, QUIET) for n, run in enumerate(runs)]
+        )
     )
     assert [ended[n].history[-1]["round"] for n in (0, 1)] == [3, 3]
     assert seen == [["0", "1"]] * 2
     assert not list(tmp_path.rglob(LOCK_FILE_NAME))
     mine = Lock(tmp_path / "0")
     ended = dict(
-        Lockstep()([lambda n=n: simulation_of(rounds=3).run_steps(tmp_path / str(n), False, QUIET) for n in (0, 1)])
+        LockstepRunner()(
+            [lambda n=n: simulation_of(rounds=3).run_as_generator(tmp_path / str(n), False, QUIET) for n in (0, 1)]
+        )
     )
     mine.release()
     assert "is in use by process" in str(ended[0])

@@ -13,7 +13,7 @@ from torch.func import vmap
 
 from fedsim import EvaluationOptions, Execution, Simulation, run_together
 from fedsim.core import DivergenceError
-from fedsim.core.numerical import is_numerical
+from fedsim.core.numerical import is_numerical_error
 from fedsim.data.datasets import GaussianMean, Quadratics
 from fedsim.data.partition import Natural
 from fedsim.local import PG, SGD, PoFL, ProFL
@@ -138,7 +138,7 @@ def test_what_counts_as_numerical():
     def of(call):
         with pytest.raises(Exception) as raised:  # noqa: PT011
             call()
-        return is_numerical(raised.value)
+        return is_numerical_error(raised.value)
 
     ill = torch.full((2, 2), math.nan)
     assert of(lambda: torch.linalg.eig(ill))

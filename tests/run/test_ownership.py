@@ -21,7 +21,7 @@ from fedsim.data.partition import Dirichlet
 from fedsim.data.partition import FeatureNoise as FeatureSkew
 from fedsim.local import SGD, Momentum
 from fedsim.models import Linear
-from fedsim.run.together import Lockstep, run_together
+from fedsim.run.together import LockstepRunner, run_together
 from fedsim.shift import Strategic
 from fedsim.strategies import FedAsync, FedAWE, FedOpt, FedVARP
 from fedsim.uplink import QSGD, Clip, RandK, TreeNoise, Uplink
@@ -117,7 +117,7 @@ def test_rounds_of_two_simulations_may_alternate() -> None:
     shared, samples = PARTS["bernoulli"](), data()
     alone = [model(simulation(PARTS["bernoulli"](), data(), seed, 5)) for seed in (0, 1)]
     runs = [simulation(shared, samples, seed, 5) for seed in (0, 1)]
-    ended = dict(Lockstep[Any](at_once=2)([lambda run=run: run.run_steps(tracking=QUIET) for run in runs]))  # type: ignore[misc]
+    ended = dict(LockstepRunner[Any](at_once=2)([lambda run=run: run.run_as_generator(tracking=QUIET) for run in runs]))  # type: ignore[misc]
     for number, expected in enumerate(alone):
         torch.testing.assert_close(ended[number].state.model, expected, rtol=1e-5, atol=1e-6)
 

@@ -678,7 +678,7 @@ def test_a_partition_by_its_own_generator_or_by_what_it_is_given_is_welcome() ->
     by_given = split(lambda self, s, m, draw: np.array_split(draw.permutation(s.count), m))
     by_seed = split(lambda self, s, m, draw: np.array_split(np.random.default_rng(3).permutation(s.count), m))
     for own in (by_given, by_seed, split(lambda self, s, m, draw: [list(p) for p in _in_turn(s, m)])):
-        one, other = (simulation(partition=own).client_tables[0].order for _ in range(2))
+        one, other = (simulation(partition=own).partition_tables[0].order for _ in range(2))
         assert np.array_equal(one, other)
 
 

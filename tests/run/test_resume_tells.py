@@ -137,7 +137,7 @@ def test_last_bits_are_no_change_and_one_entry_is(size: int) -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64, torch.uint8, torch.int64, torch.bool])
 def test_numbers_of_every_type_are_looked_at_as_they_are(dtype: torch.dtype) -> None:
     values = torch.tensor([0, 1, 1, 0]).to(dtype)
-    array = content._host_array(values)
+    array = content._host_subsample(values)
     assert array.tolist() == values.tolist()
     assert array.dtype == (np.float32 if dtype == torch.bfloat16 else values.numpy().dtype)
 
@@ -145,7 +145,7 @@ def test_numbers_of_every_type_are_looked_at_as_they_are(dtype: torch.dtype) -> 
 def test_of_very_much_every_kth_row_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(content.MAX_FINGERPRINTED_NUMBERS, False, 100)
     x = torch.arange(1000.0).view(100, 10)
-    assert torch.equal(torch.as_tensor(content._host_array(x)), x[::10])
+    assert torch.equal(torch.as_tensor(content._host_subsample(x)), x[::10])
 
 
 def test_another_version_is_told_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -123,7 +123,7 @@ def test_seeds_are_different_replicates():
     federation = Simulation(Digits(), MLP, clients=4, partition=IID(), seeds=[0, 1])
     start = federation.initial_state().model
     assert not torch.equal(start[0], start[1])
-    assert not np.array_equal(federation.client_tables[0].order, federation.client_tables[1].order)
+    assert not np.array_equal(federation.partition_tables[0].order, federation.partition_tables[1].order)
 
 
 def drawing_its_own(shape, classes):

@@ -18,10 +18,10 @@ from fedsim.data.datasets import Digits, GaussianMean
 from fedsim.data.partition import IID, Dirichlet
 from fedsim.local import SAM, SGD, PerStep
 from fedsim.models import MLP, Linear, Mean
-from fedsim.run.together import Lockstep, run_together
+from fedsim.run.together import LockstepRunner, run_together
 from fedsim.shift import Location
 from fedsim.strategies import MIFA, FedAvg, FedAWE, FedPBC, Scaffold
-from fedsim.trainer import JointExecutor, Trainer
+from fedsim.trainer import LockstepExecutor, Trainer
 
 small = functools.partial(MLP, hidden=(8,))
 LOOP = Execution(executor="loop", trial=False)
@@ -147,7 +147,7 @@ def test_data_answer_the_model_of_their_own_run(calls):
 
 def test_one_that_fails_leaves_and_the_others_go_on(digits):
     makes = [lambda: one(digits), lambda: one(digits, local=sgd(lr=3e38)), lambda: one(digits, seeds=(7,))]
-    ended = dict(Lockstep()([make().run_steps for make in makes]))
+    ended = dict(LockstepRunner()([make().run_as_generator for make in makes]))
     assert isinstance(ended[1], DivergenceError)
     for number in (0, 2):
         assert numbers(ended[number]) == numbers(makes[number]().run())
@@ -164,8 +164,12 @@ def test_a_failing_call_of_the_trainer_is_tried_by_each_alone(digits, monkeypatc
         return genuine(self, work)
 
     monkeypatch.setattr(Trainer, "run_local_steps", perform)
-    first, second, third = Lockstep()(
-        [one(digits).run_steps, one(digits, clients=7).run_steps, one(digits, seeds=(1,)).run_steps]
+    first, second, third = LockstepRunner()(
+        [
+            one(digits).run_as_generator,
+            one(digits, clients=7).run_as_generator,
+            one(digits, seeds=(1,)).run_as_generator,
+        ]
     )
     assert (first[0], first[1].__class__) == (1, RuntimeError)
     assert {second[0], third[0]} == {0, 2}
@@ -176,7 +180,11 @@ def test_a_failing_call_of_the_trainer_is_tried_by_each_alone(digits, monkeypatc
 def test_memory_is_bounded_and_the_split_is_said(digits, calls, caplog):
     sizes = 12 * 650 * 4
     with caplog.at_level(logging.INFO, "fedsim"):
-        ended = dict(Lockstep(company=JointExecutor(most_bytes=2 * sizes))([one(digits).run_steps for _ in range(5)]))
+        ended = dict(
+            LockstepRunner(company=LockstepExecutor(most_bytes=2 * sizes))(
+                [one(digits).run_as_generator for _ in range(5)]
+            )
+        )
     assert calls[:3] == [24, 24, 12]
     assert [m for m in caplog.messages if "parts" in m] == [
         "lockstep: 5 runs of about 12 rows are split into parts of at most 0.0595 MiB"
@@ -189,9 +197,9 @@ def test_so_many_at_once_and_no_more(digits):
 
     def begin(number: int) -> Any:
         begun.append(number)
-        return one(digits, rounds=2).run_steps()
+        return one(digits, rounds=2).run_as_generator()
 
-    lockstep = Lockstep(at_once=2)([lambda n=n: begin(n) for n in range(3)])
+    lockstep = LockstepRunner(at_once=2)([lambda n=n: begin(n) for n in range(3)])
     assert next(lockstep)[0] == 0
     assert begun == [0, 1]
     assert [number for number, _ in lockstep] == [1, 2]
@@ -202,7 +210,9 @@ def test_those_behind_catch_up_and_the_rest_is_done_together(digits, calls, tmp_
     del calls[:]
     makes = [lambda: one(digits, rounds=5), lambda: one(digits, rounds=5, strategy=FedAWE())]
     ahead, behind = makes[0](), makes[1]()
-    ended = dict(Lockstep()([lambda: ahead.run_steps(tmp_path / "a", True, QUIET), behind.run_steps]))
+    ended = dict(
+        LockstepRunner()([lambda: ahead.run_as_generator(tmp_path / "a", True, QUIET), behind.run_as_generator])
+    )
     assert calls == [12, 12, 12, 24, 24]
     for number, make in enumerate(makes):
         assert numbers(ended[number])[-1] == numbers(make().run())[-1]
@@ -216,8 +226,8 @@ def test_stopped_together_each_has_its_checkpoint_and_goes_on_alone(digits, tmp_
             signal.raise_signal(signal.SIGTERM)
 
     runs = [one(digits, rounds=4), one(digits, rounds=4, local=sgd(lr=0.3))]
-    begins = [lambda n=n: runs[n].run_steps(tmp_path / str(n), True, QUIET) for n in range(2)]
-    ended = dict(Lockstep(report_progress=watch)(begins))
+    begins = [lambda n=n: runs[n].run_as_generator(tmp_path / str(n), True, QUIET) for n in range(2)]
+    ended = dict(LockstepRunner(report_progress=watch)(begins))
     assert {str(stop) for stop in ended.values()} == {"stopped by SIGTERM after round 2 of 4"}
     for n, make in enumerate((lambda: one(digits), lambda: one(digits, local=sgd(lr=0.3)))):
         assert numbers(make().run(tmp_path / str(n), True, QUIET)) == numbers(make().run())

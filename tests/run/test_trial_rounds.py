@@ -23,8 +23,8 @@ from fedsim.data.datasets import Digits
 from fedsim.local import SGD
 from fedsim.local.schedules import Schedule
 from fedsim.run.rehearsal import _check_schedule
-from fedsim.run.sample_contract import SampleTrial, _has_single_samples
-from fedsim.run.trial_rounds import replicates_to_try
+from fedsim.run.sample_contract import ClientComponentsTrial, _has_single_sample_steps
+from fedsim.run.trial_rounds import trial_replicates
 from fedsim.shift import Shift
 from fedsim.strategies import State
 from fedsim.uplink import Stage
@@ -44,7 +44,7 @@ def test_parts_are_tried_on_one_sample_where_a_batch_of_the_run_has_one(
     run: Any = SimpleNamespace(
         federation=SimpleNamespace(num_samples=np.array([sizes])), trainer=SimpleNamespace(batches=batches)
     )
-    assert _has_single_samples(run) == single
+    assert _has_single_sample_steps(run) == single
 
 
 def part(base: Any, *arguments: Any, **methods: Any) -> Any:
@@ -218,7 +218,7 @@ def test_replicates_with_rates_of_their_own_are_tried_alone_too(name: str) -> No
 
 def test_both_another_seed_and_another_replicate_of_the_first_are_tried() -> None:
     tried = {(0,): [0], (3, 3): [0, 1], (0, 1, 2, 3): [0, 1], (0, 1, 0, 1): [0, 1, 2], (4, 4, 4, 2, 4): [0, 1, 3]}
-    assert {seeds: replicates_to_try(seeds) for seeds in tried} == tried
+    assert {seeds: trial_replicates(seeds) for seeds in tried} == tried
 
 
 @pytest.mark.slow
@@ -323,7 +323,7 @@ def test_a_trial_moves_trained_parameters_and_leaves_running_statistics() -> Non
 
     run = Simulation(Digits(), normalised, clients=3, rounds=1)
     state = run.initial_state()
-    trial = SampleTrial(run, state, run.initial_memory(state))
+    trial = ClientComponentsTrial(run, state, run.initial_memory(state))
     rows, models = trial.carry["params"], run.model.initial(run.federation.seeds)
     trained = run.model.trained
     assert torch.equal(rows[:, trained:], models[:, trained:].expand(3, -1))

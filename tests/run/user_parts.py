@@ -45,8 +45,8 @@ from fedsim.data.datasets import Dataset
 from fedsim.evaluation import EvaluationOptions
 from fedsim.local import SGD
 from fedsim.models import Linear
-from fedsim.run.fold import Fold, Job, foldable_steps
-from fedsim.run.together import Lockstep
+from fedsim.run.fold import FoldedJobs, FoldJob, foldable_run_steps
+from fedsim.run.together import LockstepRunner
 from fedsim.trainer import Execution, run_to_completion
 
 SOURCES = Path(__file__).parent / "user_parts_sources"
@@ -314,13 +314,15 @@ def _verdict(case: Case, folder: Path) -> tuple[str, str]:
 def folded(module: ModuleType, jobs: list[tuple[int, float]]) -> list[Any]:
     """What comes of jobs of a seed and a learning rate each that are folded into one federation. As in
     hydra/launcher=lockstep, one process builds all objects, those of the federation after those of the jobs."""
-    waiting = [Job(foldable_steps(simulation(module.make(), (seed,), lr))) for seed, lr in jobs]
+    waiting = [FoldJob(foldable_run_steps(simulation(module.make(), (seed,), lr))) for seed, lr in jobs]
     for job in waiting:
         job.start()
     if waiting[0].waiting_run is not None and waiting[0].waiting_run.unfoldable_reason() is None:
         seeds, rates = zip(*jobs, strict=True)
         shared = rates[0] if len(set(rates)) == 1 else list(rates)
-        for _, error in Lockstep[None]()([Fold(waiting, lambda: simulation(module.make(), seeds, shared)).round_steps]):
+        for _, error in LockstepRunner[None]()(
+            [FoldedJobs(waiting, lambda: simulation(module.make(), seeds, shared)).generate_round_tasks]
+        ):
             assert error is None, error
     else:
         for job in waiting:

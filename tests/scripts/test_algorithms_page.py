@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from fedsim.app.commands import algorithms as catalogue
-from fedsim.app.commands import run_command
+from fedsim.app.commands import run_subcommand
 from fedsim.app.config import groups
 
 SCRIPT = runpy.run_path(str(Path(__file__).parents[2] / "scripts" / "algorithms_page.py"))
@@ -71,7 +71,7 @@ SAID = {
 @pytest.mark.parametrize("name", SAID)
 def test_what_is_said_is_what_classes_say_and_do(name) -> None:
     one = KNOWN[tuple(name.split("="))]
-    assert (one.paper, one.memory_text, one.traffic_text, one.assumptions_text) == SAID[name]
+    assert (one.paper, one.kept_tensors_text, one.traffic_text, one.assumptions_text) == SAID[name]
     assert KNOWN["strategy", "p_fedavg"].assumptions_text == "availability=full"
 
 
@@ -82,10 +82,10 @@ def test_tests_are_found_through_the_tables_they_go_through() -> None:
 
 
 def test_the_command_lists_all_and_says_all_of_one(capsys) -> None:
-    run_command("algorithms", [])
+    run_subcommand("algorithms", [])
     listed = capsys.readouterr().out
     assert all(f"\n  {name} " in listed for _, name in KNOWN)
-    run_command("algorithms", ["strategy=fedavgm", "topk"])
+    run_subcommand("algorithms", ["strategy=fedavgm", "topk"])
     said = capsys.readouterr().out
     assert said.startswith(
         "strategy=fedavgm: FedAvg with momentum on the server\n\nv ← β v + mean_{i∈A} G_i, weighted by w_i;"
@@ -93,7 +93,7 @@ def test_the_command_lists_all_and_says_all_of_one(capsys) -> None:
     assert "\nuplink=topk: top-k: only the k largest coordinates of every row are sent\n\nSends the k numbers" in said
     assert "remembers  ef14: a row of each client\n" in said
     with pytest.raises(SystemExit, match=r"fedsim algorithms: NAME='fedavgn' is unknown.*did you mean 'fedavg'"):
-        run_command("algorithms", ["fedavgn"])
+        run_subcommand("algorithms", ["fedavgn"])
 
 
 FORMULAS = (

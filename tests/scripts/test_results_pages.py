@@ -302,7 +302,7 @@ def test_the_page_has_each_item_statement_and_comparison(paper: str, scripts, co
     module, read = scripts["claims_page"], committed[paper]
     escaped = scripts["papers"].escaped
     text = "\n".join(module.section(read))
-    read.ledger.check_covered({name: recipe.comparisons for name, recipe in read.recipes.items()})
+    read.ledger.check_statements_covered({name: recipe.comparisons for name, recipe in read.recipes.items()})
     for item in read.ledger.paper_items:
         assert f"| **{escaped(item)}** " in text, item
     for statement in read.ledger.statements:

@@ -98,7 +98,7 @@ def test_its_optimum_is_solved_where_it_has_a_gradient_and_left_out_with_a_reaso
         simulation.references["distance_to_po"][0],
     )
     draw = torch.as_tensor(np.random.default_rng(0).standard_normal((50, 5)))
-    assert all(risk.performative(best + 0.01 * away) > risk.performative(best) for away in draw)
+    assert all(risk.performative_risk(best + 0.01 * away) > risk.performative_risk(best) for away in draw)
     bound = simulation_of(Elastic(0.3, 0.0, reluctance=0.05, reach=0.1)).references
     assert list(bound) == ["distance_to_ps"]
     assert "kinks" in bound.summary()["optimal"]["verdict"][0]

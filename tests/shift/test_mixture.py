@@ -16,7 +16,7 @@ from fedsim.local import PG, RRM, SGD
 from fedsim.models import Linear, Mean
 from fedsim.run.tracking import Tracking
 from fedsim.shift import Location, Response
-from fedsim.shift.mixture import Mixture
+from fedsim.shift.mixture import LagMixture
 from fedsim.strategies import FedAWE
 
 QUIET = Tracking(progress="none", tensorboard=False)
@@ -82,7 +82,7 @@ def test_every_sample_answers_its_own_past_model(deploy, inertia, executor, play
 @pytest.mark.parametrize("given", [0.6, SHARES])
 def test_the_law_is_the_mixture_of_the_last_laws(given) -> None:
     """Of z = εθ_{t−k} the mean is that of parameter inertia, ε Σ a_k θ_{t−k}; the variance ε² Σ a_k (θ_{t−k} − θ̃)²."""
-    mixture, size = Mixture(given), 200_000
+    mixture, size = LagMixture(given), 200_000
     weights = np.array(SHARES) if given is SHARES else 0.4 * 0.6 ** np.arange(len(mixture))
     if given == 0.6:
         weights[-1] = 0.6 ** (len(mixture) - 1)  # of the oldest and all before it
@@ -103,7 +103,7 @@ def test_the_law_is_the_mixture_of_the_last_laws(given) -> None:
 
 def test_it_keeps_a_share_of_the_last_samples_and_moves_the_rest() -> None:
     """D_t = λ D_{t−1} + (1 − λ) D(θ_t), on the weights: a_k(t) = λ a_{k−1}(t − 1) for k > 0, and a_0 = 1 − λ."""
-    weights = Mixture(0.8).weights
+    weights = LagMixture(0.8).weights
     assert weights[0].item() == pytest.approx(0.2)
     torch.testing.assert_close(weights[1:-1], 0.8 * weights[:-2])
     assert weights.sum().item() == pytest.approx(1)

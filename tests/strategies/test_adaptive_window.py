@@ -81,7 +81,7 @@ def test_windows_are_cut_as_by_a_loop_over_values():
             while has_cut(rounds, 0.3):
                 del rounds[0]
                 cuts += 1
-        window = strategy.without_changed(torch.cat([window[:, 1:], torch.tensor(newest).double()[:, None]], 1))
+        window = strategy.stationary_window(torch.cat([window[:, 1:], torch.tensor(newest).double()[:, None]], 1))
         assert (window[:, :, 0] > 0).sum(1).tolist() == list(map(len, naive))
     assert cuts > 30
 
@@ -103,7 +103,7 @@ def lengths_of(strategy: AdaptiveWindow, chances: list[float]) -> torch.Tensor:
         newest = torch.stack(
             [torch.full_like(total, CLIENTS), total, total], 1
         )  # the squares of 0 and 1 are themselves
-        window = strategy.without_changed(torch.cat([window[:, 1:], newest[:, None]], 1))
+        window = strategy.stationary_window(torch.cat([window[:, 1:], newest[:, None]], 1))
         lengths.append((window[:, :, 0] > 0).sum(1))
     return torch.stack(lengths)
 

@@ -131,7 +131,7 @@ def test_complete_linkage_may_choose_worse_halves():
     across = {}
     for linkage in ("single", "complete"):
         strategy.linkage = linkage
-        leaving = strategy.leaving(updates, torch.ones(5).double())
+        leaving = strategy.split_off_mask(updates, torch.ones(5).double())
         cosine = (updates @ updates.T) / 0.09
         across[linkage] = float(cosine[leaving][:, ~leaving].max())
     assert across["single"] == pytest.approx(np.cos(np.deg2rad(60)))

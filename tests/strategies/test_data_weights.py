@@ -113,7 +113,7 @@ def test_with_equal_work_proximal_fednova_is_fedprox(models):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_the_proximal_weight_is_the_sum_of_powers(mu, dtype):
     lr, steps = 0.1, torch.tensor([1.0, 3.0, 12.0], dtype=dtype)
-    found = FedNova(mu=mu).proximal_weight(lr * steps, torch.full_like(steps, lr))
+    found = FedNova(mu=mu).proximal_gradient_weight(lr * steps, torch.full_like(steps, lr))
     wanted = [lr * sum((1 - lr * mu) ** k for k in range(int(s))) for s in steps]
     np.testing.assert_allclose(found, wanted, rtol=1e-5 if dtype == torch.float32 else 1e-12, atol=1e-7)
 

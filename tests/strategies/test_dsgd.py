@@ -17,7 +17,7 @@ from fedsim.local import SGD
 from fedsim.models import Mean
 from fedsim.shift import Location
 from fedsim.strategies import DSGD, FedPBC
-from fedsim.strategies.topologies import TOPOLOGIES, Network
+from fedsim.strategies.topologies import TOPOLOGIES, CommunicationGraph
 
 LINKS = {  # of four clients
     "ring": {(0, 1), (1, 2), (2, 3), (0, 3)}, "torus": {(0, 1), (2, 3), (0, 2), (1, 3)},
@@ -61,9 +61,9 @@ def test_every_round_follows_the_formula(topology, mix, degrees, follows):
 
 
 def test_in_a_drawn_network_every_round_follows_the_formula_too(follows):
-    network, everyone = Network("erdos_renyi", CLIENTS, 0.6, 1), np.arange(CLIENTS)
+    network, everyone = CommunicationGraph("erdos_renyi", CLIENTS, 0.6, 1), np.arange(CLIENTS)
     links = {
-        (int(i), int(j)) for i, j in zip(*np.nonzero(network.are_linked(everyone, everyone)), strict=True) if i < j
+        (int(i), int(j)) for i, j in zip(*np.nonzero(network.are_neighbours(everyone, everyone)), strict=True) if i < j
     }
     assert links == {(0, 1), (1, 2), (1, 3), (2, 3)}  # none of the others
     follows(DSGD("erdos_renyi", 0.6, seed=1), with_(NaiveDSGD, links=links))
@@ -94,11 +94,11 @@ def test_a_replicate_alone_and_memory_on_disk_give_the_same_models(federated, pl
 def test_mixing_matrices_are_doubly_stochastic_whoever_is_there(topology, clients):
     if topology == "torus" and clients in (2, 3):
         with pytest.raises(ConfigError, match=rf"topology=torus .* {clients} is no such number"):
-            Network(topology, clients)
+            CommunicationGraph(topology, clients)
         return
-    network, draw = Network(topology, clients, 0.7), np.random.default_rng(clients)
+    network, draw = CommunicationGraph(topology, clients, 0.7), np.random.default_rng(clients)
     everyone = np.arange(clients)
-    links = network.are_linked(everyone, everyone)
+    links = network.are_neighbours(everyone, everyone)
     assert (links == links.T).all()
     assert not links.diagonal().any()
     assert network.is_connected()
@@ -115,12 +115,12 @@ def test_mixing_matrices_are_doubly_stochastic_whoever_is_there(topology, client
 
 def test_networks_have_their_degrees():
     everyone = np.arange(12)
-    degrees = {name: Network(name, 12).degrees(everyone) for name in TOPOLOGIES}
+    degrees = {name: CommunicationGraph(name, 12).degrees(everyone) for name in TOPOLOGIES}
     assert set(degrees["ring"]) == {2}
     assert set(degrees["torus"]) == {4}
     assert sorted(degrees["star"]) == [1] * 11 + [11]
     assert set(degrees["complete"]) == {11}
-    many = Network("erdos_renyi", 200, 0.3, 1).degrees(np.arange(200)).sum() / 2
+    many = CommunicationGraph("erdos_renyi", 200, 0.3, 1).degrees(np.arange(200)).sum() / 2
     pairs = 200 * 199 / 2
     assert abs(many - 0.3 * pairs) < 5 * (pairs * 0.3 * 0.7) ** 0.5
 
@@ -163,4 +163,4 @@ def test_networks_that_are_none_are_refused():
     with pytest.raises(ConfigError, match=r"strategy\.probability=0 leaves the graph of the 4 clients disconnected"):
         game(DSGD("erdos_renyi", 0.0), [0.4] * 4).initial_state()
     with pytest.raises(ConfigError, match=r"topology=torus .* 7 is no such number"):
-        Network("torus", 7)
+        CommunicationGraph("torus", 7)

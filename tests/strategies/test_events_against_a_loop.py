@@ -51,7 +51,7 @@ class Loop:
 
     def seconds(self, i, t):
         one = np.array([self.replicate * CLIENTS + i])
-        return self.steps(i, t) * SIZES[i] * self.clock.times(t, one, 0, 0).sample[0] + self.clock.pauses(t, one)[0]
+        return self.steps(i, t) * SIZES[i] * self.clock.times(t, one, 0, 0).sample[0] + self.clock.pause_seconds(t, one)[0]
 
     def order(self, t):
         everybody = self.replicate * CLIENTS + np.arange(CLIENTS)
@@ -61,7 +61,7 @@ class Loop:
         for i in self.order(t):
             room = self.clock.concurrency is None or len(self.flight) < self.clock.concurrency
             if self.counts[t, i] and i not in self.flight and i in rested and room:
-                lost = self.clock.failure_times(t, np.array([self.replicate * CLIENTS + i]))[0]
+                lost = self.clock.failure_fractions(t, np.array([self.replicate * CLIENTS + i]))[0]
                 due = self.now + self.seconds(i, t) * min(lost, 1.0)
                 self.flight[i] = (due, t, self.model, math.isfinite(lost))
                 rested.remove(i)

@@ -49,7 +49,7 @@ class NaiveFedFomo:
     """One replicate."""
 
     def __init__(self, simulation, replicate: int, downloads: int, exploration: float, decay: float) -> None:
-        self.x, self.table = simulation.dataset.train_x.numpy(), simulation.client_tables[replicate]
+        self.x, self.table = simulation.dataset.train_x.numpy(), simulation.partition_tables[replicate]
         self.seed, self.m = SEEDS[replicate], simulation.federation.clients
         self.downloads, self.exploration, self.decay = downloads, exploration, decay
         self.models, self.affinity = np.zeros((self.m, 2)), np.zeros((self.m, self.m))

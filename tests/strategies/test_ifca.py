@@ -112,7 +112,7 @@ def populations(strategy, size: int = 1, **options) -> Simulation:
 def means_of(simulation: Simulation, held: str = "training") -> torch.Tensor:
     """[R, m, d] of every client's points."""
     x = simulation.dataset.train_x
-    tables = [t if held == "training" else t.validation for t in simulation.client_tables]
+    tables = [t if held == "training" else t.validation for t in simulation.partition_tables]
     parts = [[x[torch.as_tensor(p).long()] for p in np.split(t.order, t.offsets[1:-1])] for t in tables]
     return torch.stack([torch.stack([part.mean(0) for part in one]) for one in parts])
 
@@ -174,7 +174,7 @@ def test_own_models_and_newcomers_first_ones_are_chosen_by_training_data(tmp_pat
     result = simulation.run(tmp_path)
     state, z = result.state, simulation.dataset.train_x
     for r, means in enumerate(means_of(simulation)):
-        table = simulation.client_tables[r].validation
+        table = simulation.partition_tables[r].validation
         held = [z[torch.as_tensor(p).long()] for p in np.split(table.order, table.offsets[1:-1])]
         own = [state.clusters[r][(state.clusters[r] - mean).abs().sum(1).argmin()] for mean in means]
         losses = [(0.5 * (row - part).square().sum(1)).mean().item() if len(part) else np.nan

@@ -12,7 +12,7 @@ from naive_strategies import CLIENTS, SEEDS
 
 from fedsim import Execution
 from fedsim.availability.clock import Devices, UniformWork
-from fedsim.core import Memory, Ranks
+from fedsim.core import Memory, ProcessRanks
 from fedsim.evaluation.evaluated_models import EvaluatedModels
 from fedsim.run.rehearsal import rehearse_run
 from fedsim.strategies import (
@@ -153,7 +153,7 @@ def test_it_keeps_the_contract_that_somebodys_own_strategy_is_held_to(name, fede
 
 
 @dataclass(frozen=True)
-class Threads(Ranks):
+class Threads(ProcessRanks):
     """Ranks that are threads of this process."""
 
     slots: list = field(default_factory=lambda: [None, None], repr=False)

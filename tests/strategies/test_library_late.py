@@ -233,7 +233,7 @@ def test_there_are_as_many_rows_as_are_under_way(federated):
     memory = simulation.trainer.initial_memory(state.model)
     busy = set()
     for t in range(5):
-        active = simulation.delayed_updates.without_in_flight(simulation.availability.sample(t), memory)
+        active = simulation.delayed_updates.idle_clients(simulation.availability.sample(t), memory)
         assert not busy & set(active.host_index.virtual_clients.tolist())
         report = simulation.trainer.run(strategy.start(state, active), active, t, state.model, memory)
         state = strategy.aggregate(state, simulation.delayed_updates(report, memory), t)

@@ -110,7 +110,7 @@ def test_what_a_client_lacks_stays_zero(local, simulation_of, play):
     simulation = simulation_of(HetLoRA([1, 3]), model=THREE, local=local(lr=0.4, steps=3, batch_size=None))
     for played in play(simulation):
         cohort = played.report.cohort
-        lacks = simulation.strategy.masks(played.before, cohort) == 0
+        lacks = simulation.strategy.held_column_masks(played.before, cohort) == 0
         assert bool(lacks.any())
         assert not bool(played.report.end[lacks].any())
         assert sorted(played.before.level.unflatten(0, (2, -1))[0].tolist()) == [0, 0, 1, 1]
@@ -151,7 +151,7 @@ def test_noise_of_the_uplink_moves_no_fixed_factor_and_fills_no_client(simulatio
     simulation = simulation_of(HetLoRA([1, 3]), model=THREE, uplink=GaussianNoise(multiplier=1.0))
     played = next(play(simulation))
     cohort = played.report.cohort
-    lacks = simulation.strategy.masks(played.before, cohort) == 0
+    lacks = simulation.strategy.held_column_masks(played.before, cohort) == 0
     assert bool((played.report.innovation[lacks] != 0).all())
     everyone_lacks = torch.stack([lacks[cohort.replicate_index == r].all(0) for r in (0, 1)])
     assert not bool(played.after.model[everyone_lacks].any())

@@ -8,17 +8,17 @@ import torch
 from fedsim import Simulation
 from fedsim.core import ConfigError
 from fedsim.local import APFL, SGD
-from fedsim.strategies import FedAvg, PerReplicate, State, Strategy
+from fedsim.strategies import FedAvg, PerReplicateStrategy, State, Strategy
 
 COUNTS = [[[1, 0, 1], [1, 1, 1]], [[0, 0, 0], [0, 0, 1]], [[0, 1, 1], [0, 0, 0]]]  # [T, R, m]
 
 
-class Mean(PerReplicate):
+class Mean(PerReplicateStrategy):
     def next_model(self, model, rows, memory, t):
         return model - rows.innovation.mean(0)
 
 
-class Momentum(PerReplicate):
+class Momentum(PerReplicateStrategy):
     """With memory; `seen` is what it met."""
 
     def __init__(self):
@@ -84,7 +84,7 @@ def test_what_a_local_rule_remembers_is_read_by_name(run, play):
 
 
 def test_what_nobody_remembers_is_refused_by_name(run, play):
-    class Asks(PerReplicate):
+    class Asks(PerReplicateStrategy):
         def next_model(self, model, rows, memory, t):
             return rows.client_memory("personel").mean(0)
 
@@ -94,12 +94,12 @@ def test_what_nobody_remembers_is_refused_by_name(run, play):
         list(play(run(Asks())))
 
 
-class Grows(PerReplicate):
+class Grows(PerReplicateStrategy):
     def next_model(self, model, rows, memory, t):
         return rows.end
 
 
-class Forgets(PerReplicate):
+class Forgets(PerReplicateStrategy):
     def memory(self, model):
         return {"velocity": torch.zeros_like(model)}
 

@@ -31,7 +31,7 @@ from fedsim.strategies import (
 def test_how_many_rows_a_rule_needs(f):
     """Blanchard et al. 2017 for Krum, El Mhamdi et al. 2018 for Bulyan; the others need a majority of honest rows."""
     needed = {Krum: 2 * f + 3, MultiKrum: 2 * f + 3, Bulyan: 4 * f + 3, Median: 2 * f + 1, TrimmedMean: 2 * f + 1}
-    assert {rule: rule().min_rows(f) for rule in needed} == needed
+    assert {rule: rule().min_aggregated_rows(f) for rule in needed} == needed
 
 
 def median(rows, f):

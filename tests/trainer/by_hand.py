@@ -16,7 +16,7 @@ from fedsim import EvaluationOptions, Execution, Simulation
 from fedsim.data.datasets import Dataset
 from fedsim.data.partition import Natural
 from fedsim.local import SGD
-from fedsim.models.copying import tensor_of
+from fedsim.models.copying import get_named_tensor
 from fedsim.models.randomness import KeyedRandomness
 from fedsim.strategies import FedAvg
 
@@ -54,7 +54,7 @@ def module_of(simulation: Simulation, build: Callable[[], nn.Module], row: Tenso
     module = module.double()
     named = dict(module.named_parameters())
     columns = {name: named[name].data for name in simulation.model.shapes}
-    columns |= {name: tensor_of(module, name).data for name in simulation.model.statistics}
+    columns |= {name: get_named_tensor(module, name).data for name in simulation.model.statistics}
     start = 0
     for value in columns.values():
         value.copy_(row[start : start + value.numel()].view(value.shape))

@@ -28,7 +28,7 @@ class Loss:
     make: makes what is given to fedsim.
     plain: the same loss in plain PyTorch, (output, batch) → scalar; None: what `make` gives, called with the target.
     over_samples: is it a mean over samples, so that the loss of a test set is that of its samples?
-    nasty, random: as in `Part`.
+    nasty, random: as in `RawSamples`.
     """
 
     name: str

@@ -18,7 +18,7 @@ from fedsim import EvaluationOptions, Execution, Simulation, Tracking
 from fedsim.data.datasets import Digits
 from fedsim.local import APFL, SGD, Adam, LocalRule, Momentum
 from fedsim.models import MLP
-from fedsim.models.precision import bfloat16_units
+from fedsim.models.precision import bfloat16_cpu_flags
 from fedsim.run.together import run_together
 from fedsim.strategies import FedAvg, FedProx
 from fedsim.trainer import fused_executor, model_stack, trial
@@ -216,9 +216,9 @@ def test_units_are_those_the_processor_names(tmp_path: Path) -> None:
         ("processor\t: 0\nFeatures\t: fp asimd bf16\n", ("bf16",)),
     ):
         told.write_text(text)
-        bfloat16_units.cache_clear()
-        assert bfloat16_units(told) == units
-    assert bfloat16_units(tmp_path / "none") is None
+        bfloat16_cpu_flags.cache_clear()
+        assert bfloat16_cpu_flags(told) == units
+    assert bfloat16_cpu_flags(tmp_path / "none") is None
 
 
 UNITS = ("amx_bf16", "avx512_bf16")

@@ -16,7 +16,7 @@ from fedsim.core import ConfigError
 from fedsim.local import SGD
 from fedsim.trainer import choose, replay, vmap_executor
 from fedsim.trainer.captures import GraphReplay
-from fedsim.trainer.cuda_graph import check_graph_capture
+from fedsim.trainer.cuda_graph import check_graph_capturable
 
 
 class StandIn:
@@ -47,7 +47,7 @@ class StandIn:
 def device(monkeypatch: pytest.MonkeyPatch) -> StandIn:
     stand_in = StandIn()
     monkeypatch.setattr(replay, "RECORDING_COST_IN_CALLS", 2)
-    monkeypatch.setattr(choose, "check_graph_capture", lambda *parts: None)
+    monkeypatch.setattr(choose, "check_graph_capturable", lambda *parts: None)
     monkeypatch.setattr(vmap_executor, "graph_capturer", lambda device: stand_in)
     return stand_in
 
@@ -183,10 +183,10 @@ def test_where_there_is_no_gpu_or_nothing_to_capture_it_is_refused(monkeypatch: 
         means(SGD(**WORK), compile="graph")
     simulation = labelled(SGD(**WORK), "never")
     monkeypatch.setattr(simulation.model, "device", torch.device("cuda", 0))
-    check_graph_capture(SGD(**WORK), simulation.model, simulation.shift)
-    check_graph_capture(Promised(**WORK), simulation.model, simulation.shift)
+    check_graph_capturable(SGD(**WORK), simulation.model, simulation.shift)
+    check_graph_capturable(Promised(**WORK), simulation.model, simulation.shift)
     with pytest.raises(ConfigError, match=r"^trainer\.compile=graph captures steps that do the same operations"):
-        check_graph_capture(Counting(**WORK), simulation.model, simulation.shift)
+        check_graph_capturable(Counting(**WORK), simulation.model, simulation.shift)
 
 
 @pytest.mark.usefixtures("device")

@@ -30,7 +30,7 @@ from fedsim.models.dropout import key_dropouts
 from fedsim.shift import Location
 from fedsim.strategies import FedProx, Scaffold
 from fedsim.trainer import fused_executor, model_stack
-from fedsim.trainer.stepping import is_stackable
+from fedsim.trainer.stepping import accepts_stacked_rows
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -38,7 +38,7 @@ def test_stacks_are_of_layers_that_treat_samples_alone_and_are_used_once(name):
     build, expected = MODELS[name]
     module = build()
     key_dropouts(module)
-    assert is_stackable(module, convolutions=False) == expected
+    assert accepts_stacked_rows(module, convolutions=False) == expected
 
 
 @pytest.mark.sampled(4)

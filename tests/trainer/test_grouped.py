@@ -15,7 +15,7 @@ from fedsim.core.errors import ConfigError
 from fedsim.local import APFL, SGD, Adam
 from fedsim.models import LeafCNN
 from fedsim.strategies import FedProx, Scaffold
-from fedsim.trainer.grouped_convolutions import find_trunk, is_groupable
+from fedsim.trainer.grouped_convolutions import find_convolution_trunk, is_groupable
 
 OPTIONS = {"lr": 0.05, "epochs": 2, "batch_size": 3, "drop_last": False, "weight_decay": 0.1}
 NORMALISED = {
@@ -94,7 +94,7 @@ def test_a_step_that_is_more_than_plain_descent_is_refused():
 
 def test_published_networks_can_be_grouped():
     assert is_groupable(LeafCNN())
-    trunk = find_trunk(LeafCNN())
+    trunk = find_convolution_trunk(LeafCNN())
     assert trunk is not None
     assert (trunk.sequential_name, trunk.first_position, trunk.flatten_position) == ("layers", 0, 6)
 

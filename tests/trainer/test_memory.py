@@ -22,7 +22,7 @@ from fedsim.models import MLP, Linear, Mean
 from fedsim.run.tracking import Tracking
 from fedsim.shift import Location
 from fedsim.strategies import FedAvg, FedAWE, FedProx, Scaffold
-from fedsim.trainer.device_memory import configure_allocator
+from fedsim.trainer.device_memory import raise_malloc_thresholds
 
 SIZES = (1, 9, 4, 3, 8)
 QUIET = Tracking(progress="none", tensorboard=False)
@@ -61,7 +61,7 @@ class Together(SGD):
 class Counting(SGD):
     """SGD that sums its losses and counts its steps over all rounds, and notes the last round it saw."""
 
-    knows_round = True
+    needs_round = True
 
     def memory(self, federation, dimension):
         number = torch.zeros(federation.num_rows, dtype=torch.int64, device=federation.device)
@@ -274,8 +274,8 @@ def test_dropout_has_no_gradient_sample_by_sample():
 def test_glibc_takes_the_thresholds_of_its_allocator() -> None:
     if getattr(ctypes.CDLL(None), "gnu_get_libc_version", None) is None:
         pytest.skip("another C library")
-    assert configure_allocator(torch.device("cpu"))
-    assert not configure_allocator(torch.device("meta"))
+    assert raise_malloc_thresholds(torch.device("cpu"))
+    assert not raise_malloc_thresholds(torch.device("meta"))
 
 
 @pytest.mark.parametrize(
@@ -294,4 +294,4 @@ def test_thresholds_count_as_raised_where_the_library_takes_both(
     genuine = ctypes.CDLL
     monkeypatch.setattr(ctypes, "CDLL", lambda name, *a, **k: library if name is None else genuine(name, *a, **k))
     monkeypatch.setattr("sys.platform", "linux")
-    assert configure_allocator(torch.device("cpu")) is raised
+    assert raise_malloc_thresholds(torch.device("cpu")) is raised

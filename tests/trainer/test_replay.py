@@ -19,7 +19,7 @@ from fedsim.models import MLP, Linear, Mean
 from fedsim.shift import Location
 from fedsim.strategies import FedProx, Scaffold
 from fedsim.trainer import Execution, replay
-from fedsim.trainer.replay import Recording, Replay, reproduces_result
+from fedsim.trainer.replay import OperationRecording, Replay, returns_equal_tensors
 
 WORK = {"lr": 0.05, "steps": 3, "batch_size": 4}
 
@@ -62,8 +62,10 @@ def test_replayed_steps_have_the_same_bits(name: str, monkeypatch: pytest.Monkey
     """From the third time that the same shapes are met on; here everything varies that may: rates, keys, who comes."""
     monkeypatch.setattr(replay, "RECORDING_COST_IN_CALLS", 2)
     recorded = []
-    made = replay.Recording.__init__
-    monkeypatch.setattr(replay.Recording, "__init__", lambda self, *a: (recorded.append(self), made(self, *a))[1])
+    made = replay.OperationRecording.__init__
+    monkeypatch.setattr(
+        replay.OperationRecording, "__init__", lambda self, *a: (recorded.append(self), made(self, *a))[1]
+    )
     replayed = COMPOSITIONS[name]("replay").run()
     assert recorded
     recorded.clear()
@@ -207,7 +209,7 @@ def test_recordings_call_functions_of_torch_and_give_the_same_bits() -> None:
     def step(x: torch.Tensor) -> torch.Tensor:
         return ((x + 1.5).sum(1).view(-1) * 0.3).pow(2)
 
-    recording = Recording(lambda x: step(x), (tuple, (torch.Tensor,)), [torch.randn(4, 3)])
+    recording = OperationRecording(lambda x: step(x), (tuple, (torch.Tensor,)), [torch.randn(4, 3)])
     targets = {node.target for node in recording.operations.__self__.graph.nodes if node.op == "call_function"}
     assert {torch.add, torch.sum, torch.mul, torch.pow} <= targets
     for x in torch.randn(5, 4, 3):
@@ -216,9 +218,9 @@ def test_recordings_call_functions_of_torch_and_give_the_same_bits() -> None:
 
 def test_only_a_function_that_gives_the_same_bits_takes_the_place_of_an_operator() -> None:
     a, b = torch.randn(2, 4, 3)
-    assert reproduces_result(torch.add, ((a, b), {}), a + b)
-    assert not reproduces_result(torch.sub, ((a, b), {}), a + b)
-    assert not reproduces_result(torch.add, ((a, b), {}), (a + b).double())
-    assert not reproduces_result(torch.add, ((a, b), {}), (a + b).T.contiguous().T)
-    assert not reproduces_result(torch.add, ((a,), {}), a)
-    assert not reproduces_result(torch.split, ((a, 2), {}), a)
+    assert returns_equal_tensors(torch.add, ((a, b), {}), a + b)
+    assert not returns_equal_tensors(torch.sub, ((a, b), {}), a + b)
+    assert not returns_equal_tensors(torch.add, ((a, b), {}), (a + b).double())
+    assert not returns_equal_tensors(torch.add, ((a, b), {}), (a + b).T.contiguous().T)
+    assert not returns_equal_tensors(torch.add, ((a,), {}), a)
+    assert not returns_equal_tensors(torch.split, ((a, 2), {}), a)

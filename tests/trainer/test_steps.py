@@ -31,7 +31,7 @@ from fedsim.data.samples.work import Workload
 from fedsim.local import SGD, Inverse, InverseSqrt, PerFedAvg
 from fedsim.models import MLP, Linear, Mean
 from fedsim.shift import Location
-from fedsim.trainer.rates import learning_rate_sums
+from fedsim.trainer.rates import rate_and_step_totals
 
 
 @pytest.mark.sampled(4)
@@ -225,8 +225,8 @@ def test_a_rule_that_weighs_no_gradients_says_so_in_an_empty_round_too():
     """So that rows of several rounds have the same parts."""
     rule, rates = PerFedAvg(steps=2, keep_inner=True), torch.zeros(0, 0)
     nothing = Workload(*(np.zeros(0, dtype=np.int64) for _ in range(4)), short_last=False)
-    assert learning_rate_sums(rule, rates, nothing)[1] is None
-    assert learning_rate_sums(SGD(steps=2), rates, nothing)[1].shape == (0,)
+    assert rate_and_step_totals(rule, rates, nothing)[1] is None
+    assert rate_and_step_totals(SGD(steps=2), rates, nothing)[1].shape == (0,)
 
 
 def test_rates_count_as_often_as_the_rule_weighs_its_gradients():
@@ -238,7 +238,7 @@ def test_rates_count_as_often_as_the_rule_weighs_its_gradients():
 
     rates = torch.tensor([[0.1, 0.2], [0.3, 0.4]])
     load = Workload(np.full(2, 2), np.full(2, 2), np.full(2, 2), np.full(2, 2), short_last=False)
-    total, weighted_total, steps = learning_rate_sums(Doubled(steps=2), rates, load)
+    total, weighted_total, steps = rate_and_step_totals(Doubled(steps=2), rates, load)
     torch.testing.assert_close(total, torch.tensor([0.4, 0.6]))
     torch.testing.assert_close(weighted_total, 2 * total)
     assert steps.tolist() == [2, 2]

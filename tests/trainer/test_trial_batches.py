@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 import torch
 
-from fedsim.trainer.agreement import Trial
+from fedsim.trainer.agreement import AgreementTrial
 
 SIZES = np.array([[3, 2, 4], [1, 2, 4], [2, 2, 0]])
 
 
-def trial() -> Trial:
+def trial() -> AgreementTrial:
     samples = {"x": torch.arange(22.0).reshape(11, 2), "y": torch.arange(11)}
-    return Trial(samples, torch.zeros(3, 5), SIZES, 5)
+    return AgreementTrial(samples, torch.zeros(3, 5), SIZES, 5)
 
 
 @pytest.mark.parametrize(("step", "clients"), [(0, 3), (1, 3), (2, 2)])
@@ -42,4 +42,4 @@ def test_a_client_has_the_same_samples_alone_as_beside_others() -> None:
 
 def test_clients_take_as_many_steps_as_they_have_batches() -> None:
     assert trial().steps.tolist() == [3, 3, 2]
-    assert trial().active_rows() == [3, 3, 2]
+    assert trial().active_row_counts() == [3, 3, 2]

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from fedsim import ConfigError, Execution
 from fedsim.local import SGD
-from fedsim.models.user_loss import resolve_loss
+from fedsim.models.user_loss import resolve_user_loss
 
 WORK = SGD(lr=RATE, epochs=2, batch_size=5, drop_last=False)  # clients of 7, 5 and 9 samples: batches of 5, 4 and 2
 
@@ -137,7 +137,7 @@ def test_whether_a_loss_mixes_samples_is_found_out(loss: Any, mixes: bool) -> No
     draw = torch.Generator().manual_seed(0)
     batch = {"x": torch.randn(6, 3, generator=draw), "y": torch.arange(6) % 3}
     output = torch.randn(6, 3, generator=draw)
-    resolved = resolve_loss(loss, output, batch, "test", torch.device("cpu"), torch.float32)
+    resolved = resolve_user_loss(loss, output, batch, "test", torch.device("cpu"), torch.float32)
     assert resolved.mixes_samples == mixes
 
 

@@ -35,11 +35,11 @@ def through(chain: Uplink, rows: torch.Tensor, cohort, memory: Memory) -> torch.
 def arrived(chain: Uplink, counts: np.ndarray = COUNTS, federation: Federation = FEDERATION) -> list[dict]:
     """Round by round: virtual client → what the server gets of it."""
     memory, found = Memory(), []
-    chain.remember(memory, federation, torch.zeros(federation.num_replicates, D, dtype=torch.float64))
+    chain.add_stage_memory(memory, federation, torch.zeros(federation.num_replicates, D, dtype=torch.float64))
     for t, count in enumerate(counts):
         cohort = federation.make_cohort(count, np.ones(count.shape), t)
-        got = through(chain, torch.as_tensor(sent(t))[cohort.virtual_clients], cohort, memory)
-        found.append(dict(zip(cohort.virtual_clients.tolist(), got.numpy(), strict=True)))
+        got = through(chain, torch.as_tensor(sent(t))[cohort.virtual_client_index], cohort, memory)
+        found.append(dict(zip(cohort.virtual_client_index.tolist(), got.numpy(), strict=True)))
     return found
 
 

@@ -17,10 +17,10 @@ from scipy.stats import norm
 from fedsim.availability import Cyclic, UniformK
 from fedsim.core import ConfigError, rng
 from fedsim.uplink import GaussianNoise, TreeNoise, accounting, private
-from fedsim.uplink.auditing import Audit, audit, clopper_pearson, gaussian_bound
+from fedsim.uplink.auditing import PrivacyAuditResult, audit, epsilon_lower_bound, gaussian_epsilon_lower_bound
 
 
-def audited(case: Case, worlds: int = 2000, **options) -> Audit:
+def audited(case: Case, worlds: int = 2000, **options) -> PrivacyAuditResult:
     run = case.simulation()
     claim = run.privacy(case.rounds)
     return audit(run.uplink, run.availability, claim, case.rounds, worlds, **options)
@@ -53,7 +53,9 @@ def test_flags_are_as_rare_as_the_confidence_says() -> None:
     true = get_epsilon_gaussian(1.0, 1e-5)
     for _ in range(200):
         first, second = draw.normal(0.5, 1, 1000), draw.normal(-0.5, 1, 1000)
-        bounds = [method(first, second, 1e-5, 0.025)[0] for method in (gaussian_bound, clopper_pearson)]
+        bounds = [
+            method(first, second, 1e-5, 0.025)[0] for method in (gaussian_epsilon_lower_bound, epsilon_lower_bound)
+        ]
         flags += max(bounds) > true
     assert flags <= 18
 
@@ -131,15 +133,19 @@ def test_less_noise_than_is_promised_by_a_class_of_ones_own_is_found() -> None:
 def test_bounds_approach_the_epsilon_of_a_gaussian() -> None:
     """Of exact quantiles of N(±μ/2, 1) with μ = 1: below ε = 4.38 at δ = 1e-5, and near it with many worlds."""
     middle = norm.ppf((np.arange(100_000) + 0.5) / 100_000)
-    bound, ceiling = gaussian_bound(middle + 0.5, middle - 0.5, 1e-5, 0.05)
+    bound, ceiling = gaussian_epsilon_lower_bound(middle + 0.5, middle - 0.5, 1e-5, 0.05)
     assert 4.25 < bound < 4.377 < ceiling
     draw = np.random.default_rng(0)
     first, second = draw.permutation(middle + 0.5), draw.permutation(middle - 0.5)
-    plain, most = clopper_pearson(first, second, 0.0, 0.05)
+    plain, most = epsilon_lower_bound(first, second, 0.0, 0.05)
     assert 2.5 < plain < 4.377 < most
-    back, _ = clopper_pearson(-second, -first, 0.0, 0.05)
+    back, _ = epsilon_lower_bound(-second, -first, 0.0, 0.05)
     assert back == pytest.approx(plain, abs=0.3)
-    assert clopper_pearson(first, first, 0.0, 0.05)[0] == gaussian_bound(first, first, 1e-5, 0.05)[0] == 0.0
+    assert (
+        epsilon_lower_bound(first, first, 0.0, 0.05)[0]
+        == gaussian_epsilon_lower_bound(first, first, 1e-5, 0.05)[0]
+        == 0.0
+    )
 
 
 def test_an_audit_is_the_same_again_and_leaves_the_run_as_it_is() -> None:

@@ -92,7 +92,7 @@ def test_the_trees_noise_in_all_that_arrived_is_that_of_few_nodes():
     """After k rounds with somebody the sum has as many nodes as k has one-bits, each of variance (z C)²."""
     d, federation = 3000, Federation((1, 2), 2, np.ones(4), dtype=torch.float64)
     chain, memory, total = bound_to(TreeNoise(1.0, 2.0), 0.5, federation), Memory(), torch.zeros(2, d).double()
-    chain.remember(memory, federation, total)
+    chain.add_stage_memory(memory, federation, total)
     after = [0, 0]
     for t in range(7):
         counts = np.array([[1, t % 2], [int(t != 3), 1 - t % 2 if t != 3 else 0]])

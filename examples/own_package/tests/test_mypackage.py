@@ -1,4 +1,4 @@
-"""What the four classes promise, and that the command line finds them."""
+"""What the classes promise, and that the command line finds them."""
 
 from __future__ import annotations
 
@@ -10,15 +10,18 @@ import numpy as np
 import pytest
 import torch
 from mypackage.availability import OfficeHours
+from mypackage.classes import OneClass
 from mypackage.local import HeavyBall
+from mypackage.recency import Recency
 from mypackage.shift import Saturating
 from mypackage.strategy import ServerMomentum
 from scipy.optimize import brentq
 
 from fedsim import Execution, Simulation
 from fedsim.app.cli import main
-from fedsim.availability import Bernoulli, Population, Uniform
+from fedsim.availability import Bernoulli, Full, Population, Uniform
 from fedsim.data.datasets import Digits, GaussianMean, Quadratics
+from fedsim.data.partition import Natural
 from fedsim.local import SGD
 from fedsim.models import Linear, Mean
 from fedsim.run.tracking.metrics_csv import read_metrics
@@ -82,3 +85,43 @@ def test_the_command_line_finds_them(found_by: list[str], tmp_path: Path, monkey
     main()
     assert len(read_metrics(tmp_path / "metrics.csv")) == 3
     assert "mypackage.strategy.ServerMomentum" in (tmp_path / "config.yaml").read_text()
+
+
+def test_clients_that_are_always_there_are_weighted_equally() -> None:
+    def end(strategy: object) -> torch.Tensor:
+        simulation = Simulation(Digits(), Linear, clients=4, strategy=strategy, availability=Full(), rounds=3)
+        return simulation.run().state.model
+
+    assert torch.allclose(end(Recency()), end(FedAvg()))
+    assert not torch.allclose(trained(Recency(), 12), trained(FedAvg(), 12))
+
+
+def test_a_client_away_for_three_rounds_has_a_third_of_the_weight() -> None:
+    """Clients 0 and 1 of ½(x − u)²: both in rounds 0 and 3, client 0 alone in rounds 1 and 2."""
+    points, rate, model = torch.tensor([0.0, 6.0]), 0.5, 0.0
+    present = np.array([[1.0, 1.0], [1.0, 0.0], [1.0, 0.0], [1.0, 1.0]])
+
+    class Listed(Bernoulli):
+        def probabilities(self, t: int) -> np.ndarray:
+            return present[[t]]
+
+    last = [-1, -1]
+    for t, here in enumerate(present):
+        weights = torch.tensor([1 / (t - last[i]) if here[i] else 0.0 for i in range(2)])
+        model -= float((weights / weights.sum() * rate * (model - points)).sum())
+        last = [t if here[i] else last[i] for i in range(2)]
+    simulation = Simulation(
+        Quadratics(clients=2, points=points.tolist()), Mean, clients=2, partition=Natural(), strategy=Recency(), rounds=4,
+        availability=Listed(), local=SGD(lr=rate, steps=1, batch_size=None),
+        execution=Execution(dtype="float64"),
+    )  # fmt: skip
+    assert simulation.run().state.model.item() == pytest.approx(model)
+
+
+@pytest.mark.parametrize("outputs", [1, 2])
+def test_samples_of_class_1_alone_move_along_the_log_odds(outputs: int) -> None:
+    shift, direction = OneClass(epsilon=0.5), torch.tensor([2.0, -1.0, 4.0])
+    shift.direction = lambda theta: direction
+    batch = {"x": torch.zeros(2, 3), "y": torch.tensor([0, 1])}
+    moved = shift(batch, torch.zeros(outputs * 4))
+    assert torch.equal(moved["x"], torch.stack([torch.zeros(3), -0.5 * direction]))

@@ -32,7 +32,7 @@ COMMAND_MODULES = {
 }
 
 
-def run_command(command: str, arguments: list[str]) -> None:
+def run_subcommand(command: str, arguments: list[str]) -> None:
     """Execute one of `COMMAND_DESCRIPTIONS`. Its module is imported only now, since most need PyTorch, which takes
     seconds."""
     try:

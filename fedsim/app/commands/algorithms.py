@@ -23,12 +23,12 @@ from omegaconf import OmegaConf
 from torch import Tensor, nn
 
 from fedsim.app.commands import COMMAND_DESCRIPTIONS
-from fedsim.app.commands.assumed import assumptions_of
+from fedsim.app.commands.assumed import requirements_text
 from fedsim.app.comments import first_comment
 from fedsim.app.config import choice_target, config_folder, groups
 from fedsim.availability import Full, Population
 from fedsim.core import checks
-from fedsim.core.column_names import ColumnNames
+from fedsim.core.column_names import ColumnsByName
 from fedsim.core.columns import OWN_COLUMNS_ENTRY
 from fedsim.core.constraints import declared_type_hints, describe_allowed_values
 from fedsim.core.errors import ConfigError
@@ -48,7 +48,7 @@ NON_ALGORITHMS = ("none", "custom", "all", "by_name")  # no algorithms
 
 
 @dataclass(frozen=True)
-class Algorithm:
+class AlgorithmChoice:
     """One choice of a configuration group.
 
     Attributes:
@@ -77,7 +77,7 @@ class Algorithm:
         return ""
 
     @property
-    def memory_text(self) -> str:
+    def kept_tensors_text(self) -> str:
         """Describe the tensors that are kept between rounds in addition to the server's model."""
         tensors = [(name, list(value.shape), value.dtype) for name, value in _remembered_tensors(self).items()]
         return ", ".join(f"{name}: {_tensor_size_text(shape, kind)}" for name, shape, kind in tensors) or "nothing"
@@ -88,13 +88,13 @@ class Algorithm:
         float32."""
         if self.group == "strategy":
             vectors_down_text, vectors_up_text = (
-                _vector_count_text(getattr(self.instance, f"vectors_{direction}")) for direction in ("down", "up")
+                _vector_bytes_text(getattr(self.instance, f"vectors_{direction}")) for direction in ("down", "up")
             )
             return f"{vectors_down_text} down, {vectors_up_text} up"
         if self.group == "columns":
             return "4 bytes of every number that travels, down and up"
         if self.group == "local":
-            is_default_traffic = type(self.instance).traffic is LocalRule.traffic
+            is_default_traffic = type(self.instance).traffic is LocalRule.extra_transmitted_numbers
             return "nothing more" if is_default_traffic else "what the server estimates with clients, where it does"
         code = Uplink(self.instance).code(1000, 4)
         return f"{code.bytes} bytes up where d = 1000"
@@ -104,9 +104,9 @@ class Algorithm:
         """Describe the requirements without which the algorithm refuses to run."""
         if self.group == "strategy":
             assumptions = [
-                *_availability_laws(self.instance),
-                *_compatible_rules(self.instance),
-                *_columns(self.instance),
+                *_supported_availability_names(self.instance),
+                *_compatible_local_rules(self.instance),
+                *_column_requirements(self.instance),
             ]
             if self.instance.needs_full_gradients:
                 assumptions.append("clients answer for all their data")
@@ -114,7 +114,7 @@ class Algorithm:
                 assumptions.append("clients have validation samples (partition.validation)")
             return "; ".join(assumptions) or "nothing"
         if self.group == "local":
-            return "one client that holds all data" if self.instance.pooled else assumptions_of(self.instance)
+            return "one client that holds all data" if self.instance.pooled else requirements_text(self.instance)
         if self.group == "columns":
             return next(
                 (
@@ -153,40 +153,44 @@ def main(arguments: list[str]) -> None:
         print("\n`fedsim algorithms NAME` describes an algorithm.")
 
 
-def algorithm_line(algorithm: Algorithm) -> str:
+def algorithm_line(algorithm: AlgorithmChoice) -> str:
     """Return one line about an algorithm."""
     names_paper = algorithm.paper and algorithm.paper not in algorithm.summary
     return f"  {algorithm.name:20} {algorithm.summary}{f' ({algorithm.paper})' if names_paper else ''}"
 
 
-def algorithm_details(algorithm: Algorithm) -> str:
+def algorithm_details(algorithm: AlgorithmChoice) -> str:
     """Return the details of an algorithm in addition to its docstring."""
-    facts = {"remembers": algorithm.memory_text, "sends": algorithm.traffic_text, "assumes": algorithm.assumptions_text}
+    facts = {
+        "remembers": algorithm.kept_tensors_text,
+        "sends": algorithm.traffic_text,
+        "assumes": algorithm.assumptions_text,
+    }
     return "\n".join(f"{name:10} {value}" for name, value in facts.items())
 
 
-def allowed_values_text(algorithm: Algorithm) -> str:
+def allowed_values_text(algorithm: AlgorithmChoice) -> str:
     """Describe the allowed values of its parameters, as its constructor declares them."""
     lines = [f"{name}: {describe_allowed_values(hint)}" for name, hint in declared_type_hints(algorithm.kind).items()]
     return "\n".join(f"{'allows' if not number else '':10} {line}" for number, line in enumerate(lines))
 
 
 @functools.cache
-def algorithms() -> tuple[Algorithm, ...]:
+def algorithms() -> tuple[AlgorithmChoice, ...]:
     """List the algorithms, group by group."""
     return tuple(
         _algorithm_of(group, name) for group in LISTED_GROUPS for name in groups()[group] if name not in NON_ALGORITHMS
     )
 
 
-def _algorithm_of(group: str, name: str) -> Algorithm:
+def _algorithm_of(group: str, name: str) -> AlgorithmChoice:
     """Return a choice as its file describes it; values that the file takes from elsewhere are the class's defaults."""
     node = OmegaConf.to_container(OmegaConf.load(config_folder() / group / f"{name}.yaml"), resolve=False)
     assert isinstance(node, dict)
     subnode = node.get(name)
     settings = subnode if isinstance(subnode, dict) and "_target_" in subnode else node
     settings = {str(k): v for k, v in settings.items() if k != "defaults" and not (isinstance(v, str) and "${" in v)}
-    return Algorithm(group, name, get_class(settings["_target_"]), instantiate(settings, _convert_="all"))
+    return AlgorithmChoice(group, name, get_class(settings["_target_"]), instantiate(settings, _convert_="all"))
 
 
 @functools.cache
@@ -199,7 +203,7 @@ def _empty_gradients(cohort: Cohort, models: Tensor) -> FullDataGradients:
     return FullDataGradients(models.new_zeros(len(cohort)), models.new_zeros(len(cohort), models.shape[1]))
 
 
-def _remembered_tensors(algorithm: Algorithm) -> dict[str, Tensor]:
+def _remembered_tensors(algorithm: AlgorithmChoice) -> dict[str, Tensor]:
     """Return names and tensors of everything that the algorithm stores."""
     federation, model = _example_federation(), torch.zeros(1, COLUMNS)
     if algorithm.group == "columns":
@@ -214,7 +218,7 @@ def _remembered_tensors(algorithm: Algorithm) -> dict[str, Tensor]:
             tensors = {}
         return tensors | {name: federation.broadcast(model) for name in algorithm.instance.own_models}
     memory = Memory()
-    Uplink(algorithm.instance).remember(memory, federation, model)
+    Uplink(algorithm.instance).add_stage_memory(memory, federation, model)
     return {name.split()[-1]: value for name, value in (memory.uplink | memory.server).items()}
 
 
@@ -250,15 +254,15 @@ def _tensor_size_text(shape: list[int], kind: torch.dtype) -> str:
     return f"a {quantity} of {owner}" if quantity in ("number", "row") else f"{quantity} of {owner}"
 
 
-def _vector_count_text(count: int) -> str:
+def _vector_bytes_text(count: int) -> str:
     return "nothing" if not count else f"{4 * count} d bytes"
 
 
-def _availability_laws(strategy: Any) -> Iterator[str]:
+def _supported_availability_names(strategy: Any) -> Iterator[str]:
     """Return the availability processes under which the algorithm runs, unless it runs under all of them."""
     runs: list[str] = []
     refusing_processes: list[str] = []
-    for name, process in _availability_processes().items():
+    for name, process in _file_free_availabilities().items():
         try:
             strategy.check(process)
             runs.append(name)
@@ -277,7 +281,7 @@ def _availability_laws(strategy: Any) -> Iterator[str]:
 
 
 @functools.cache
-def _availability_processes() -> dict[str, Any]:
+def _file_free_availabilities() -> dict[str, Any]:
     """Return the availability processes that need no files; one of those that share a class."""
     processes: dict[str, Any] = {}
     for name in groups()["availability"]:
@@ -297,16 +301,16 @@ class UnknownProbabilityAvailability(Full):
     unknown_reason = "is a record"
 
 
-def _columns(strategy: Any) -> Iterator[str]:
+def _column_requirements(strategy: Any) -> Iterator[str]:
     """Describe the partition of columns that its model must have."""
     try:
-        strategy.check_columns(ColumnNames())
+        strategy.check_columns(ColumnsByName())
     except ConfigError as error:
         residuals = "model.residual" in str(error)
         yield f"a model with adapters{' and residuals' if residuals else ''} (model=lora_mlp)"
 
 
-def _compatible_rules(strategy: Any) -> Iterator[str]:
+def _compatible_local_rules(strategy: Any) -> Iterator[str]:
     """Return the local rules with which the algorithm runs, unless it runs with all: it refuses some, and some do
     not use what it passes to clients."""
     empty_cohort = _example_federation().make_cohort(np.zeros((1, CLIENTS)), np.zeros((1, CLIENTS)))

@@ -15,7 +15,7 @@ from fedsim.core.errors import ConfigError
 if TYPE_CHECKING:
     from fedsim.run.simulation import Simulation
     from fedsim.uplink.accounting import Privacy
-    from fedsim.uplink.auditing import Audit
+    from fedsim.uplink.auditing import PrivacyAuditResult
 
 MAX_AUDITED_ROUNDS = 20  # audited unless the user asks for more
 MAX_AUDITED_EPSILON = {
@@ -84,7 +84,7 @@ def audited_claim(simulation: Simulation, rounds: int | None) -> tuple[Privacy, 
         number //= 2
 
 
-def report(simulation: Simulation, claim: Privacy, audit_result: Audit, seconds: float) -> list[str]:
+def report(simulation: Simulation, claim: Privacy, audit_result: PrivacyAuditResult, seconds: float) -> list[str]:
     """Return the printed report of an audit."""
     full_claim = simulation.privacy(simulation.rounds)
     assert full_claim is not None

@@ -15,11 +15,11 @@ from fedsim.app.comments import first_comment
 from fedsim.app.config import choice_target, config_folder, groups
 from fedsim.core import checks
 from fedsim.core.errors import MissingDataError
-from fedsim.data.datasets import Dataset, OwnData, Text
+from fedsim.data.datasets import Dataset, Text, UserDataset
 from fedsim.data.datasets.data_files import Files, data_root
 from fedsim.data.datasets.vision import error_text
 
-USER_DATA_CLASSES = (OwnData, Text)  # what is read from a user's own files, named by dataset.path
+USER_DATA_CLASSES = (UserDataset, Text)  # what is read from a user's own files, named by dataset.path
 
 
 def main(arguments: list[str]) -> None:
@@ -30,7 +30,7 @@ def main(arguments: list[str]) -> None:
         "--root", help="folder of the files (default: the environment variable FEDSIM_DATA, else ./data)"
     )
     options = parser.parse_args(arguments)
-    root, origin = root_and_origin(options.root)
+    root, origin = data_root_and_origin(options.root)
     for name in options.names:
         checks.check_choice("NAME", name, datasets())
     if not options.names:
@@ -38,7 +38,7 @@ def main(arguments: list[str]) -> None:
         print("\n".join(dataset_line(name, root) for name in datasets()))
         print("\n`fedsim data NAME` downloads a data set, or says what to do without a network.")
     for name in options.names:
-        print(f"{name}: {availability_note(name)}")
+        print(f"{name}: {dataset_availability_note(name)}")
         fetch_and_read(name, root)
 
 
@@ -48,13 +48,13 @@ def datasets() -> dict[str, type[Dataset]]:
     return {name: get_class(choice_target("dataset", name)) for name in groups()["dataset"] if name != "custom"}
 
 
-def root_and_origin(root: str | None) -> tuple[Path, str]:
+def data_root_and_origin(root: str | None) -> tuple[Path, str]:
     """Return the folder of all data sets, and which setting determines it."""
     origin = "--root" if root else "FEDSIM_DATA" if os.environ.get("FEDSIM_DATA") else "FEDSIM_DATA is not set"
     return data_root(root).resolve(), origin
 
 
-def availability_note(name: str) -> str:
+def dataset_availability_note(name: str) -> str:
     """Return one line about the availability of a data set."""
     return first_comment(config_folder() / "dataset" / f"{name}.yaml")
 
@@ -63,21 +63,21 @@ def dataset_line(name: str, root: Path) -> str:
     """Return the line of a data set in the list."""
     files = datasets()[name].files
     if issubclass(datasets()[name], USER_DATA_CLASSES):
-        return f"  {name:20} your files          {availability_note(name)}"
+        return f"  {name:20} your files          {dataset_availability_note(name)}"
     if files is None:
-        return f"  {name:20} ready               {availability_note(name)}"
-    existing_files = files.locate(root)
+        return f"  {name:20} ready               {dataset_availability_note(name)}"
+    existing_files = files.existing_paths(root)
     filenames = [path.relative_to(root).as_posix() for path in existing_files] or list(files.forms[-1])
     paths = ", ".join(filenames[:2]) + ", …" * (len(filenames) > 2)
     if files.module and find_spec(files.module) is None:
         paths += f"; needs {files.module}: pip install 'fedsim-torch[{files.extra}]'"
     return (
         f"  {name:20} {'found' if existing_files else 'missing':8}"
-        f"{total_file_size(existing_files) if existing_files else '':>9}  {paths}"
+        f"{total_size_text(existing_files) if existing_files else '':>9}  {paths}"
     )
 
 
-def total_file_size(paths: list[Path]) -> str:
+def total_size_text(paths: list[Path]) -> str:
     """Return the total size of the files; folders, which may hold 100,000 files, are not searched."""
     if any(path.is_dir() for path in paths):
         return "a folder"
@@ -97,12 +97,12 @@ def fetch_and_read(name: str, root: Path) -> None:
     if kind.files is None:
         print("  needs no files")
         return
-    if not kind.files.locate(root):
+    if not kind.files.existing_paths(root):
         _fetch(name, kind, kind.files, root)
     data = kind(root=str(root))  # type: ignore[call-arg]
     held_out = "no test samples" if data.test_x is None else f"{len(data.test_x):,} test samples"
     print(f"  read: {len(data.train_x):,} training samples of shape {list(data.shape)}, {held_out}")
-    print(f"  from: {', '.join(map(str, kind.files.locate(root)))}")
+    print(f"  from: {', '.join(map(str, kind.files.existing_paths(root)))}")
 
 
 def _fetch(name: str, kind: type[Dataset], files: Files, root: Path) -> None:

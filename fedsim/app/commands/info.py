@@ -27,7 +27,7 @@ def environment_facts() -> Iterator[tuple[str, str]]:
     import torch
 
     import fedsim
-    from fedsim.app.commands.data import datasets, root_and_origin
+    from fedsim.app.commands.data import data_root_and_origin, datasets
     from fedsim.models.precision import bfloat16_units_text
     from fedsim.run.tracking.environment import commit_hash, package_versions
 
@@ -52,9 +52,9 @@ def environment_facts() -> Iterator[tuple[str, str]]:
             "cuda",
             f"none (PyTorch was built {f'for CUDA {torch.version.cuda}' if torch.version.cuda else 'without it'})",
         )
-    root, origin = root_and_origin(None)
+    root, origin = data_root_and_origin(None)
     yield "data", f"{root} ({origin})"
-    kinds = [(name, kind.files.locate(root)) for name, kind in datasets().items() if kind.files]
+    kinds = [(name, kind.files.existing_paths(root)) for name, kind in datasets().items() if kind.files]
     yield "  found", ", ".join(name for name, paths in kinds if paths) or "none"
     yield "  missing", ", ".join(name for name, paths in kinds if not paths) or "none"
     for name, missing_packages in missing_packages_by_extra().items():

@@ -18,7 +18,7 @@ from fedsim.core.errors import ConfigError
 from fedsim.core.files import write_json
 
 if TYPE_CHECKING:  # help runs without PyTorch
-    from fedsim.run.plan import Plan
+    from fedsim.run.plan import RunCostEstimate
 
 DEFAULT_SECONDS = 10.0
 MAX_EVALUATION_INTERVAL = 2  # rounds between evaluations while measuring
@@ -45,7 +45,7 @@ def main(arguments: list[str]) -> None:
         write_json(Path(options.json), dataclasses.asdict(plan))
 
 
-def plan_of_overrides(overrides: list[str], seconds: float, start: float) -> Plan:
+def plan_of_overrides(overrides: list[str], seconds: float, start: float) -> RunCostEstimate:
     """Measure the run that overrides describe.
 
     Raises:
@@ -62,13 +62,13 @@ def plan_of_overrides(overrides: list[str], seconds: float, start: float) -> Pla
     if isinstance(eval_every, int):  # `build` rejects other values
         config.eval_every = min(eval_every, MAX_EVALUATION_INTERVAL)
     from fedsim.app.build import build
-    from fedsim.run.plan import measure_plan
+    from fedsim.run.plan import estimate_run_cost
 
     simulation, tracking, _ = build(config)
-    return measure_plan(simulation, tracking, eval_every, seconds, start)
+    return estimate_run_cost(simulation, tracking, eval_every, seconds, start)
 
 
-def report(plan: Plan) -> list[str]:
+def report(plan: RunCostEstimate) -> list[str]:
     """Return the printed lines of a plan."""
     if plan.measured_rounds == plan.rounds:
         basis = "all rounds"
@@ -82,8 +82,8 @@ def report(plan: Plan) -> list[str]:
     return [
         f"measured  {basis}",
         f"time      {duration_text(plan.seconds)}: {plan.seconds_before:.1f} s before the first round, "
-        f"rounds {plan.rounds} × {milliseconds_text(plan.seconds_per_round)}, "
-        f"evaluations {plan.evaluations} × {milliseconds_text(plan.seconds_per_evaluation)}, "
+        f"rounds {plan.rounds} × {short_duration_text(plan.seconds_per_round)}, "
+        f"evaluations {plan.evaluations} × {short_duration_text(plan.seconds_per_evaluation)}, "
         f"{plan.seconds_after:.1f} s at the end",
         f"memory    {memory}",
         f"traffic   {bytes_text(plan.total_bytes_up)} from clients to the server, "
@@ -91,7 +91,7 @@ def report(plan: Plan) -> list[str]:
     ]
 
 
-def milliseconds_text(seconds: float) -> str:
+def short_duration_text(seconds: float) -> str:
     """Format a short duration with three digits."""
     return f"{seconds:.3g} s" if seconds >= 1 else f"{1000 * seconds:.3g} ms"
 

@@ -11,8 +11,8 @@ from typing import Annotated, Any
 import numpy as np
 
 from fedsim.availability import Availability
-from fedsim.availability.availability import by_group
-from fedsim.availability.clock.device_table import ENERGY_COLUMNS, OPTIONAL_COLUMNS, DeviceTable
+from fedsim.availability.availability import expand_group_values
+from fedsim.availability.clock.device_table import ENERGY_COLUMNS, OPTIONAL_COLUMNS, DeviceProfiles
 from fedsim.core import rng
 from fedsim.core.constraints import Count, NonNegative, OneOf, Positive, Validated
 from fedsim.core.effects import EffectDeclarations, EffectiveIf
@@ -23,7 +23,7 @@ LATE_POLICIES = ("drop", "partial", "deliver")
 SPEED_LAWS = ("lognormal", "pareto")
 
 
-def _unless_in_table(parameter_name: str) -> EffectiveIf:
+def _effective_without_column(parameter_name: str) -> EffectiveIf:
     """A setting has no effect where the table of devices has its column."""
     return EffectiveIf(
         parameter_name,
@@ -79,7 +79,7 @@ class Clock(Validated):
         return self.late == "deliver" and self.deadline is not None
 
     @property
-    def measures_energy(self) -> bool:
+    def knows_energy_needs(self) -> bool:
         """Whether it is known what energy devices need."""
         return False
 
@@ -96,7 +96,7 @@ class Clock(Validated):
     def setup(self, federation: Federation) -> None:
         """Fix who exists."""
 
-    def record_of(self) -> dict[str, np.ndarray]:
+    def loaded_arrays(self) -> dict[str, np.ndarray]:
         """What was read from a file, by names of its own: a resumed run must meet the same."""
         return {}
 
@@ -147,7 +147,7 @@ class Devices(Clock):
         power: watts of a device while it computes; a list as `compute`. With it, or one of the next two, metrics.csv
             has a column `joules`. null: 0.
         joules_down, joules_up: joules per byte that a device receives and sends; lists as `compute`; null: 0.
-        devices: table of measured devices, see `fedsim.availability.clock.device_table.DeviceTable`, or names of
+        devices: table of measured devices, see `fedsim.availability.clock.device_table.DeviceProfiles`, or names of
             profiles, see `fedsim.availability.clock.device_profiles`; it replaces `compute`, and the settings for
             which it has columns. Spreads apply in addition. null: no table.
     """
@@ -156,7 +156,7 @@ class Devices(Clock):
         EffectiveIf("link_spread", lambda component, run: component.links_take_time, "{at}.down or {at}.up"),
         EffectiveIf("late", lambda component, run: component.deadline is not None, "{at}.deadline"),
         EffectiveIf("compute", lambda component, run: component.table is None, "{at}.devices=null", "compute_setting"),
-        *(_unless_in_table(name) for name in OPTIONAL_COLUMNS),
+        *(_effective_without_column(name) for name in OPTIONAL_COLUMNS),
         EffectiveIf("compute_law", lambda component, run: component.compute_spread > 0, "{at}.compute_spread above 0"),
     )
 
@@ -179,12 +179,12 @@ class Devices(Clock):
         joules_up: NonNegative | list[NonNegative] | None = None,
     ) -> None:
         self.compute_law = compute_law
-        self.table = None if devices is None else DeviceTable(devices)
+        self.table = None if devices is None else DeviceProfiles(devices)
         self.compute_setting, self.down_setting, self.up_setting = compute, down, up
         self.power_setting, self.joules_down_setting, self.joules_up_setting = power, joules_down, joules_up
-        self.compute = _has_several_values(compute)
-        self.down = None if down is None else _has_several_values(down)
-        self.up = None if up is None else _has_several_values(up)
+        self.compute = _as_list(compute)
+        self.down = None if down is None else _as_list(down)
+        self.up = None if up is None else _as_list(up)
         self.compute_spread = compute_spread
         self.jitter = jitter
         self.link_spread = link_spread
@@ -204,30 +204,31 @@ class Devices(Clock):
         if self.first is not None and self.first > m:
             raise ConfigError(f"clock.first={self.first} exceeds clients={m}; lower it, or give null")
         draws = rng.draws_by_seed(seeds, lambda draw: draw.standard_normal((2, m)), rng.Purpose.CLOCK)
-        of_law = _pareto_factors if self.compute_law == "pareto" else _lognormal_numbers
+        of_law = _pareto_factors if self.compute_law == "pareto" else _lognormal_from_normal
         slowdown_factors, link_speed_factors = (
             of_law(self.compute_spread, draws[:, 0]),
-            _lognormal_numbers(self.link_spread, draws[:, 1]),
+            _lognormal_from_normal(self.link_spread, draws[:, 1]),
         )
-        self.sample = (self._of_clients("compute", self.compute, federation) * slowdown_factors).reshape(-1)
+        self.sample = (self._device_numbers("compute", self.compute, federation) * slowdown_factors).reshape(-1)
         rates = (
-            self._of_clients(direction, rate, federation) for direction, rate in (("down", self.down), ("up", self.up))
+            self._device_numbers(direction, rate, federation)
+            for direction, rate in (("down", self.down), ("up", self.up))
         )
         self.byte = [
             np.zeros(len(seeds) * m) if rate is None else (1 / (rate * link_speed_factors)).reshape(-1)
             for rate in rates
         ]
-        self.energy_numbers = {name: self._energy_of_clients(name, federation) for name in ENERGY_COLUMNS}
+        self.energy_numbers = {name: self._energy_rates_of_clients(name, federation) for name in ENERGY_COLUMNS}
 
-    def _energy_of_clients(self, name: str, federation: Federation) -> np.ndarray:
+    def _energy_rates_of_clients(self, name: str, federation: Federation) -> np.ndarray:
         """[R·m] the clients' watts or joules per byte."""
         setting = getattr(self, f"{name}_setting")
-        numbers = self._of_clients(name, None if setting is None else _has_several_values(setting), federation)
+        numbers = self._device_numbers(name, None if setting is None else _as_list(setting), federation)
         shape = len(federation.seeds), federation.clients
         return np.broadcast_to(0.0 if numbers is None else numbers, shape).reshape(-1)
 
     @property
-    def measures_energy(self) -> bool:
+    def knows_energy_needs(self) -> bool:
         return any(
             getattr(self, f"{name}_setting") is not None or getattr(self.table, name, None) is not None
             for name in ENERGY_COLUMNS
@@ -238,16 +239,16 @@ class Devices(Clock):
         joules: np.ndarray = watts * seconds + joules_down * down + joules_up * up
         return joules
 
-    def _of_clients(self, name: str, setting: list[float] | None, federation: Federation) -> Any:
+    def _device_numbers(self, name: str, setting: list[float] | None, federation: Federation) -> Any:
         """[R, m] or [m] the clients' numbers, of their devices or by the setting; None where neither has any."""
         of_devices = getattr(self.table, name, None)
         if self.table is None or of_devices is None:
-            return None if setting is None else by_group(f"clock.{name}", setting, federation.clients)
+            return None if setting is None else expand_group_values(f"clock.{name}", setting, federation.clients)
         rows = self.table.rows(federation.seeds, federation.clients)
         return of_devices[rows].reshape(len(federation.seeds), federation.clients)
 
-    def record_of(self) -> dict[str, np.ndarray]:
-        return {} if self.table is None else self.table.record_of()
+    def loaded_arrays(self) -> dict[str, np.ndarray]:
+        return {} if self.table is None else self.table.loaded_arrays()
 
     @property
     def links_take_time(self) -> bool:
@@ -258,7 +259,7 @@ class Devices(Clock):
     def times(self, t: int, virtual_clients: np.ndarray, down: int, up: int) -> Times:
         sample = self.sample[virtual_clients]
         if self.jitter:
-            sample = sample * _lognormal_numbers(self.jitter, self._jitter_normals(t, virtual_clients))
+            sample = sample * _lognormal_from_normal(self.jitter, self._jitter_normals(t, virtual_clients))
         return Times(down * self.byte[0][virtual_clients] + up * self.byte[1][virtual_clients], sample)
 
     def _jitter_normals(self, t: int, virtual_clients: np.ndarray) -> np.ndarray:
@@ -280,7 +281,7 @@ class Devices(Clock):
         return np.where(remaining_time > 0, probability, 0.0)
 
 
-class DeadlineFilter(Availability):
+class DeadlineAvailability(Availability):
     """The availability process that results from a clock that drops clients; for its probabilities, not for draws.
 
     Args:
@@ -295,7 +296,7 @@ class DeadlineFilter(Availability):
         self.population, self.federation = process.population, process.federation
 
     @classmethod
-    def unless_all_count(cls, process: Availability, clock: Clock | None) -> Availability:
+    def wrap_if_dropping(cls, process: Availability, clock: Clock | None) -> Availability:
         """The process itself where nobody is left out."""
         return cls(process, clock) if clock is not None and clock.may_drop_clients else process
 
@@ -306,7 +307,7 @@ class DeadlineFilter(Availability):
         return self.process.counts(t)
 
 
-def _has_several_values(value: float | list[float]) -> list[float]:
+def _as_list(value: float | list[float]) -> list[float]:
     return list(value) if isinstance(value, (list, tuple)) else [value]
 
 
@@ -315,7 +316,7 @@ def _lognormal_sigma(spread: float) -> float:
     return float(np.sqrt(np.log1p(spread**2)))
 
 
-def _lognormal_numbers(spread: float, normal: np.ndarray) -> np.ndarray:
+def _lognormal_from_normal(spread: float, normal: np.ndarray) -> np.ndarray:
     """Of mean 1 and this coefficient of variation, from standard normal numbers."""
     sigma = _lognormal_sigma(spread)
     return np.asarray(np.exp(sigma * normal - sigma**2 / 2))

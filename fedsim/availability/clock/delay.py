@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from fedsim.availability.availability import by_group
+from fedsim.availability.availability import expand_group_values
 from fedsim.core import rng
 from fedsim.core.constraints import CountOrZero, NonNegative, Positive, Validated
 from fedsim.core.effects import StopsTraining
@@ -38,7 +38,7 @@ class Delay(Validated):
     def values_per_client(self, key: str, values: list[float], virtual_clients: np.ndarray) -> np.ndarray:
         """Return [n] the values of a setting that is given for all clients, or for groups of them."""
         m = self.federation.clients
-        return by_group(key, values, m)[virtual_clients % m]
+        return expand_group_values(key, values, m)[virtual_clients % m]
 
 
 class NoDelay(Delay):
@@ -70,22 +70,22 @@ class ConstantDelay(Delay):
 
     def setup(self, federation: Federation) -> None:
         super().setup(federation)
-        by_group("delay.rounds", self.delay_values, federation.clients)
+        expand_group_values("delay.rounds", self.delay_values, federation.clients)
 
     def rounds(self, t: int, virtual_clients: np.ndarray) -> np.ndarray:
         return self.values_per_client("delay.rounds", self.delay_values, virtual_clients).astype(np.int64)
 
 
-class _MeanDelay(Delay):
+class _DelayWithMean(Delay):
     def __init__(self, mean: Positive | list[Positive] = 2.0) -> None:
         self.mean = list(mean) if isinstance(mean, (list, tuple)) else [mean]
 
     def setup(self, federation: Federation) -> None:
         super().setup(federation)
-        by_group("delay.mean", self.mean, federation.clients)
+        expand_group_values("delay.mean", self.mean, federation.clients)
 
 
-class GeometricDelay(_MeanDelay):
+class GeometricDelay(_DelayWithMean):
     """P(k) = (1 − q) q^k for k = 0, 1, …, with mean q / (1 − q): in each round an update in flight arrives with
     probability 1 − q.
 
@@ -122,7 +122,7 @@ class UniformDelay(Delay):
         return self.least + np.floor(self.uniforms(t, virtual_clients) * (self.most - self.least + 1)).astype(np.int64)
 
 
-class LognormalDelay(_MeanDelay):
+class LognormalDelay(_DelayWithMean):
     """⌊X⌋ of a log-normal X.
 
     Args:

@@ -23,7 +23,7 @@ SEPARATOR = "@"
 MEGABIT = 125_000.0  # bytes
 
 
-class DeviceProfile(NamedTuple):
+class DeviceBenchmark(NamedTuple):
     """A device: milliseconds of an inference of MobileNetV2, and the run of the benchmark in which it was measured."""
 
     inference: float
@@ -38,23 +38,23 @@ class LinkProfile(NamedTuple):
 
 
 DEVICE_PROFILES = {
-    "snapdragon_8_gen_2": DeviceProfile(3.23, "phone of 2023, CPU, 4 threads"),
-    "snapdragon_855_plus": DeviceProfile(4.68, "OnePlus 7T, CPU, 4 threads"),
-    "snapdragon_765g": DeviceProfile(13.27, "CPU, 4 threads"),
-    "snapdragon_821": DeviceProfile(22.38, "CPU, 4 threads"),
-    "kirin_970": DeviceProfile(24.49, "CPU, 4 threads"),
-    "snapdragon_675": DeviceProfile(26.08, "CPU, 2 threads"),
-    "snapdragon_835": DeviceProfile(29.41, "CPU, 4 threads"),
-    "snapdragon_660": DeviceProfile(34.54, "CPU, 8 threads"),
-    "iphone_5s": DeviceProfile(57.47, "CPU, 2 threads"),
-    "snapdragon_410": DeviceProfile(82.0, "CPU, 4 threads"),
-    "jetson_orin_nano": DeviceProfile(3.83, "GPU"),
-    "jetson_agx_xavier": DeviceProfile(6.5, "GPU"),
-    "raspberry_pi_5": DeviceProfile(10.52, "CPU, 4 threads"),
-    "jetson_nano": DeviceProfile(12.99, "GPU"),
-    "raspberry_pi_4": DeviceProfile(61.88, "CPU, 4 threads"),
-    "raspberry_pi_3": DeviceProfile(111.68, "model B+, CPU, 4 threads"),
-    "raspberry_pi_zero_2": DeviceProfile(147.39, "CPU, 4 threads"),
+    "snapdragon_8_gen_2": DeviceBenchmark(3.23, "phone of 2023, CPU, 4 threads"),
+    "snapdragon_855_plus": DeviceBenchmark(4.68, "OnePlus 7T, CPU, 4 threads"),
+    "snapdragon_765g": DeviceBenchmark(13.27, "CPU, 4 threads"),
+    "snapdragon_821": DeviceBenchmark(22.38, "CPU, 4 threads"),
+    "kirin_970": DeviceBenchmark(24.49, "CPU, 4 threads"),
+    "snapdragon_675": DeviceBenchmark(26.08, "CPU, 2 threads"),
+    "snapdragon_835": DeviceBenchmark(29.41, "CPU, 4 threads"),
+    "snapdragon_660": DeviceBenchmark(34.54, "CPU, 8 threads"),
+    "iphone_5s": DeviceBenchmark(57.47, "CPU, 2 threads"),
+    "snapdragon_410": DeviceBenchmark(82.0, "CPU, 4 threads"),
+    "jetson_orin_nano": DeviceBenchmark(3.83, "GPU"),
+    "jetson_agx_xavier": DeviceBenchmark(6.5, "GPU"),
+    "raspberry_pi_5": DeviceBenchmark(10.52, "CPU, 4 threads"),
+    "jetson_nano": DeviceBenchmark(12.99, "GPU"),
+    "raspberry_pi_4": DeviceBenchmark(61.88, "CPU, 4 threads"),
+    "raspberry_pi_3": DeviceBenchmark(111.68, "model B+, CPU, 4 threads"),
+    "raspberry_pi_zero_2": DeviceBenchmark(147.39, "CPU, 4 threads"),
 }
 LINK_PROFILES = {
     "3g": LinkProfile(5.9, 2.0),
@@ -64,7 +64,7 @@ LINK_PROFILES = {
 }
 
 
-def profile_columns(names: Sequence[str], key: str) -> dict[str, list[float]]:
+def device_profile_columns(names: Sequence[str], key: str) -> dict[str, list[float]]:
     """Columns of a table of named devices: `computation` in milliseconds, and `down` and `up`, bytes per second,
     where links are named.
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from fedsim.availability.clock.device_profiles import profile_columns
+from fedsim.availability.clock.device_profiles import device_profile_columns
 from fedsim.core import rng
 from fedsim.core.errors import ConfigError
 from fedsim.data.datasets.own.table_columns import Columns, numbers_or_nan, read_columns
@@ -20,7 +20,7 @@ OPTIONAL_COLUMNS = ("down", "up", *ENERGY_COLUMNS)
 BYTES_PER_KILOBIT = 128.0  # bytes; FedScale measures sizes in units of 1,024 bits
 
 
-class DeviceTable:
+class DeviceProfiles:
     """Computing times and bandwidths of n devices.
 
     The columns are `compute` (seconds per training sample) and, if devices differ in their links, `down` and `up`
@@ -45,27 +45,33 @@ class DeviceTable:
 
     def __init__(self, source: Any) -> None:
         source_label = f"{DEVICES_KEY}={source}" if isinstance(source, (str, Path)) else DEVICES_KEY
-        device_table = _with_profiles(read_columns(_device_column(source), key=DEVICES_KEY))
+        device_table = _with_device_profiles(read_columns(_device_table_source(source), key=DEVICES_KEY))
         self.down: np.ndarray | None
         self.up: np.ndarray | None
         if "compute" in device_table.arrays:
-            self.compute = _positive_column(device_table, "compute", source_label)
+            self.compute = _positive_column_numbers(device_table, "compute", source_label)
             self.down, self.up = (
-                _positive_column(device_table, name, source_label) if name in device_table.arrays else None
+                _positive_column_numbers(device_table, name, source_label) if name in device_table.arrays else None
                 for name in ("down", "up")
             )
         elif {"computation", "communication"} <= device_table.arrays.keys():
-            self.compute = TRAINING_COST_FACTOR * _positive_column(device_table, "computation", source_label) / 1000
-            self.down = self.up = BYTES_PER_KILOBIT * _positive_column(device_table, "communication", source_label)
+            self.compute = (
+                TRAINING_COST_FACTOR * _positive_column_numbers(device_table, "computation", source_label) / 1000
+            )
+            self.down = self.up = BYTES_PER_KILOBIT * _positive_column_numbers(
+                device_table, "communication", source_label
+            )
         else:
             raise ConfigError(
                 f"{source_label} has the columns {', '.join(device_table.arrays)}; it needs compute (and down, up), "
                 "FedScale's computation and communication, or device (names of profiles)"
             )
         if "factor" in device_table.arrays:
-            self.compute = self.compute * _positive_column(device_table, "factor", source_label)
+            self.compute = self.compute * _positive_column_numbers(device_table, "factor", source_label)
         self.power, self.joules_down, self.joules_up = (
-            _positive_column(device_table, name, source_label, or_zero=True) if name in device_table.arrays else None
+            _positive_column_numbers(device_table, name, source_label, or_zero=True)
+            if name in device_table.arrays
+            else None
             for name in ENERGY_COLUMNS
         )
 
@@ -77,29 +83,31 @@ class DeviceTable:
         orders = rng.draws_by_seed(seeds, lambda draw: draw.permutation(count), rng.Purpose.DEVICE)
         return np.asarray(orders[:, np.arange(clients) % count].reshape(-1))
 
-    def record_of(self) -> dict[str, np.ndarray]:
+    def loaded_arrays(self) -> dict[str, np.ndarray]:
         """Return the numbers by name, to be compared when a run is resumed."""
         return {name: values for name, values in vars(self).items() if values is not None}
 
 
-def _device_column(source: Any) -> Any:
+def _device_table_source(source: Any) -> Any:
     """Return a table of the named profiles for one name or a list of names; other sources as they are."""
     if isinstance(source, str) and not Path(source).suffix and not Path(source).expanduser().exists():
         return {"device": [source]}
     return {"device": list(source)} if isinstance(source, (list, tuple)) else source
 
 
-def _with_profiles(table: Columns) -> Columns:
+def _with_device_profiles(table: Columns) -> Columns:
     """Return the table with the numbers of the devices that its column `device` names."""
     if "device" not in table.arrays or "compute" in table.arrays:
         return table
-    profiles = profile_columns([str(name) for name in table["device"]], DEVICES_KEY)
+    profiles = device_profile_columns([str(name) for name in table["device"]], DEVICES_KEY)
     arrays = {name: np.asarray(values) for name, values in profiles.items()}
     arrays["compute"] = TRAINING_COST_FACTOR * arrays.pop("computation") / 1000
     return Columns(table.source, table.arrays | arrays, table.row_label)
 
 
-def _positive_column(device_table: Columns, column_name: str, source_label: str, or_zero: bool = False) -> np.ndarray:
+def _positive_column_numbers(
+    device_table: Columns, column_name: str, source_label: str, or_zero: bool = False
+) -> np.ndarray:
     """Return the numbers [n] of a column, which must be positive, or 0."""
     column_numbers = numbers_or_nan(device_table[column_name])
     if not len(device_table):

@@ -135,7 +135,7 @@ class Events(Devices):
     def may_drop_clients(self) -> bool:
         return not self.asynchronous and (super().may_drop_clients or self.loses_work)
 
-    def choose_target(self, strategy: str, arrivals: int | None, supports_stale: bool, clients: int) -> None:
+    def set_arrival_target(self, strategy: str, arrivals: int | None, supports_stale: bool, clients: int) -> None:
         """Determine after how many arrivals the server updates the model.
 
         Args:
@@ -181,7 +181,7 @@ class Events(Devices):
         """Positions of these virtual clients in the random order in which they start from model t."""
         return np.argsort(rng.uniform_host(self._keys(t, virtual_clients, START_ORDER_COUNTER)), kind="stable")
 
-    def failure_times(self, t: int, virtual_clients: np.ndarray) -> np.ndarray:
+    def failure_fractions(self, t: int, virtual_clients: np.ndarray) -> np.ndarray:
         """[n] the fraction of its task after which the work of each of these virtual clients is lost; inf where it is
         not."""
         if not self.loses_work:
@@ -192,7 +192,7 @@ class Events(Devices):
         )
         return np.where(failure_draws < self.failure, fraction, np.inf)
 
-    def pauses(self, t: int, virtual_clients: np.ndarray) -> np.ndarray:
+    def pause_seconds(self, t: int, virtual_clients: np.ndarray) -> np.ndarray:
         """[n] seconds for which each of these virtual clients interrupts its task; 0 for most."""
         if self.rejoin is None or not self.failure:
             return np.zeros(len(virtual_clients))
@@ -204,7 +204,7 @@ class Events(Devices):
     def _jitter_normals(self, t: int, virtual_clients: np.ndarray) -> np.ndarray:
         if not self.asynchronous:
             return super()._jitter_normals(t, virtual_clients)
-        return rng.normal_host(*(self._keys(t, virtual_clients, counter) for counter in JITTER_COUNTERS))
+        return rng.normal_on_host(*(self._keys(t, virtual_clients, counter) for counter in JITTER_COUNTERS))
 
     def _keys(self, t: int, virtual_clients: np.ndarray, counter: int) -> np.ndarray:
         """[n] keys of these virtual clients: what a server update draws costs nothing for the others."""

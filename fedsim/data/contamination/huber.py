@@ -54,7 +54,7 @@ class NoContamination(Contamination):
 ContaminatedEntry = Annotated[str, OneOf("x", "y")]  # inputs or targets
 
 
-class Huber(Contamination):
+class HuberContamination(Contamination):
     """(1 − ϵ_i) D_i(θ) + ϵ_i Q_i: every sample is replaced independently with probability ϵ_i (profl §4.2).
 
     Q_i does not depend on the model. A genuine sample's importance weight does not count for the one that replaces it.
@@ -135,7 +135,7 @@ def is_among_lowest(uniform_numbers: Tensor, fraction: Tensor, weight: Tensor | 
     return real_mask & (rank < count)
 
 
-def real_inputs(contamination: Contamination, dataset: Dataset) -> None:
+def check_real_inputs(contamination: Contamination, dataset: Dataset) -> None:
     """Raise an error if tokens would be replaced by real numbers."""
     if dataset.tokens:
         raise ConfigError(
@@ -143,10 +143,10 @@ def real_inputs(contamination: Contamination, dataset: Dataset) -> None:
         )
 
 
-def real_entry(contamination: Contamination, entry: str, dataset: Dataset) -> str:
+def check_real_entry(contamination: Contamination, entry: str, dataset: Dataset) -> str:
     """'x', or 'y' where the data have real-valued targets."""
     if entry == "x":
-        real_inputs(contamination, dataset)
+        check_real_inputs(contamination, dataset)
     labelled = dataset.classes is not None or (not dataset.stream and dataset.train_y is None)
     if entry == "y" and (labelled or dataset.loss != "squared"):
         raise ConfigError(

@@ -11,17 +11,17 @@ from fedsim.core import rng
 from fedsim.core.constraints import NonNegative, Real
 from fedsim.core.errors import ConfigError
 from fedsim.core.federation import Federation
-from fedsim.data.contamination.huber import ContaminatedEntry, Huber, real_entry, real_inputs
+from fedsim.data.contamination.huber import ContaminatedEntry, HuberContamination, check_real_entry, check_real_inputs
 from fedsim.data.datasets import Dataset
 
 
-class Gaussian(Huber):
+class Gaussian(HuberContamination):
     """Planted samples are N(mean, std²) in every feature (`entry: x`), or in the target (`entry: y`).
 
     Args:
         mean, std: of Q, in the units of the prepared input.
         entry: 'x' or 'y'.
-        **options: of `Huber`.
+        **options: of `HuberContamination`.
     """
 
     def __init__(
@@ -33,19 +33,19 @@ class Gaussian(Huber):
 
     def setup(self, federation: Federation, dataset: Dataset) -> None:
         super().setup(federation, dataset)
-        self.entry = real_entry(self, self.entry, dataset)
+        self.entry = check_real_entry(self, self.entry, dataset)
 
     def replacement_values(self, batch: dict[str, Tensor], contaminated: Tensor, keys: Tensor) -> dict[str, Tensor]:
         return {self.entry: self.mean + self.std * self.normals(keys, batch[self.entry])}
 
 
-class FeatureNoise(Huber):
+class FeatureNoise(HuberContamination):
     """x ← x + N(0, std²) in every feature of contaminated samples. Unlike Huber's Q_i, the resulting law depends on the
     genuine samples.
 
     Args:
         std: in the units of the prepared input.
-        **options: of `Huber`.
+        **options: of `HuberContamination`.
     """
 
     def __init__(self, std: NonNegative = 1.0, **options: Any) -> None:
@@ -54,13 +54,13 @@ class FeatureNoise(Huber):
 
     def setup(self, federation: Federation, dataset: Dataset) -> None:
         super().setup(federation, dataset)
-        real_inputs(self, dataset)
+        check_real_inputs(self, dataset)
 
     def replacement_values(self, batch: dict[str, Tensor], contaminated: Tensor, keys: Tensor) -> dict[str, Tensor]:
         return {"x": batch["x"] + self.std * self.normals(keys, batch["x"])}
 
 
-class LabelFlip(Huber):
+class LabelFlip(HuberContamination):
     """The wrong class is any of the others with equal chance; of two classes, the other."""
 
     def setup(self, federation: Federation, dataset: Dataset) -> None:
@@ -80,13 +80,13 @@ class LabelFlip(Huber):
         return {"y": (batch["y"] + 1 + rng.integers(keys[:, None], slots, self.classes - 1)) % self.classes}
 
 
-class Point(Huber):
+class Point(HuberContamination):
     """Planted samples are one fixed point: `value` in every feature (`entry: x`), or as target (`entry: y`).
 
     Args:
         value: in the units of the prepared input.
         entry: 'x' or 'y'.
-        **options: of `Huber`.
+        **options: of `HuberContamination`.
     """
 
     def __init__(self, value: Real = 10.0, entry: ContaminatedEntry = "x", **options: Any) -> None:
@@ -95,7 +95,7 @@ class Point(Huber):
 
     def setup(self, federation: Federation, dataset: Dataset) -> None:
         super().setup(federation, dataset)
-        self.entry = real_entry(self, self.entry, dataset)
+        self.entry = check_real_entry(self, self.entry, dataset)
 
     def replacement_values(self, batch: dict[str, Tensor], contaminated: Tensor, keys: Tensor) -> dict[str, Tensor]:
         return {self.entry: torch.full_like(batch[self.entry], self.value)}

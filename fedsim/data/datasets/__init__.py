@@ -11,10 +11,20 @@ from fedsim.data.datasets.emnist import EMNIST, FEMNIST
 from fedsim.data.datasets.gaussian import GaussianMean
 from fedsim.data.datasets.houses import HousePrices, RegressionGroups
 from fedsim.data.datasets.market import Market
-from fedsim.data.datasets.own import LEAF, ArrayFiles, Arrays, Hub, ImageFolder, OwnData, Table, TextTable, TorchData
+from fedsim.data.datasets.own import (
+    LEAF,
+    ArrayFiles,
+    Arrays,
+    Hub,
+    ImageFolder,
+    Table,
+    TextTable,
+    TorchData,
+    UserDataset,
+)
 from fedsim.data.datasets.pricing import Pricing, PricingGroups
 from fedsim.data.datasets.quadratics import Quadratics
-from fedsim.data.datasets.stream import Stream
+from fedsim.data.datasets.stream import StreamDataset
 from fedsim.data.datasets.synthetic import Synthetic
 from fedsim.data.datasets.text import Text
 from fedsim.data.datasets.vision import CIFAR10, CIFAR100, MNIST, SVHN, FashionMNIST
@@ -42,15 +52,15 @@ __all__ = [
     "Hub",
     "ImageFolder",
     "Market",
-    "OwnData",
     "Pricing",
     "PricingGroups",
     "Quadratics",
     "RegressionGroups",
-    "Stream",
+    "StreamDataset",
     "Synthetic",
     "Table",
     "Text",
     "TextTable",
     "TorchData",
+    "UserDataset",
 ]

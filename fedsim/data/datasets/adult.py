@@ -69,12 +69,12 @@ class Adult(Dataset):
             for file, counts in zip(("adult.data", "adult.test"), self.counts, strict=True)
         ]
         mean, std = splits[0][0].mean(0), splits[0][0].std(0)
-        (train_x, train_y), (test_x, test_y) = ((self._scale(x, mean, std, y, balanced)) for x, y in splits)
+        (train_x, train_y), (test_x, test_y) = ((self._standardised_data(x, mean, std, y, balanced)) for x, y in splits)
         super().__init__("adult", train_x, train_y, test_x, test_y, classes=2, loss="logistic")
         self.feature_names = tuple(features)
 
     @staticmethod
-    def _scale(
+    def _standardised_data(
         x: np.ndarray, mean: np.ndarray, std: np.ndarray, y: np.ndarray, balanced: bool
     ) -> tuple[Tensor, Tensor]:
         """Standardised features and labels; equally many of both classes if `balanced`."""

@@ -61,12 +61,12 @@ class CropFlip(Validated):
         slots = torch.arange(size if self.per == "image" else 1, device=images.device)
         num_offsets = 2 * self.padding + 1
 
-        def offsets(counter: int) -> Tensor:
+        def crop_offsets(counter: int) -> Tensor:
             draws = rng.integers(keys[:, None], slots * 3 + counter, num_offsets).expand(c, size)
             return draws.reshape(-1, 1) - self.padding
 
-        rows = torch.arange(height, device=images.device) + offsets(0)
-        columns = torch.arange(width, device=images.device) + offsets(1)
+        rows = torch.arange(height, device=images.device) + crop_offsets(0)
+        columns = torch.arange(width, device=images.device) + crop_offsets(1)
         if self.flip:
             mirrored = rng.integers(keys[:, None], slots * 3 + 2, 2).expand(c, size).reshape(-1, 1).bool()
             columns = torch.where(mirrored, columns.flip(1), columns)

@@ -11,12 +11,12 @@ from torch import Tensor
 from fedsim.core import checks
 from fedsim.core.constraints import Count, NonNegative
 from fedsim.core.errors import ConfigError
-from fedsim.data.datasets.stream import Stream
+from fedsim.data.datasets.stream import StreamDataset
 
 Centre = float | Sequence[float] | Sequence[Sequence[float]]
 
 
-class BinaryGaussians(Stream):
+class BinaryGaussians(StreamDataset):
     """y is 0 or 1 with probability ½ each, x | y ~ N(c_y, σ² I), loss logistic; the constant feature is the bias.
 
     profl Table 2: c_1 = −1, c_0 = 1, σ = 0.5, one feature; "different D_i": X_1 and X_2 have the centres
@@ -39,18 +39,20 @@ class BinaryGaussians(Stream):
         std: NonNegative = 0.5,
     ) -> None:
         self.noise_std = std
-        rows = [centres(key, c, clients, dimension) for key, c in (("negative", negative), ("positive", positive))]
+        rows = [
+            client_centres(key, c, clients, dimension) for key, c in (("negative", negative), ("positive", positive))
+        ]
         self.centres = torch.tensor(rows, dtype=torch.float64).transpose(0, 1).contiguous()  # [m, 2, d]
         super().__init__("binary_gaussians", clients, (dimension,), dimension, classes=2, loss="logistic")
 
-    def compose(self, clients: Tensor, normals: Tensor, uniforms: Tensor) -> dict[str, Tensor]:
+    def compose_samples(self, clients: Tensor, normals: Tensor, uniforms: Tensor) -> dict[str, Tensor]:
         y = (uniforms >= 0.5).to(torch.int64)
         centres = self.centres[clients].to(normals.dtype)  # [c, 2, d]
         centre = centres.gather(1, y[..., None].expand(-1, -1, centres.shape[2]))
         return {"x": centre + self.noise_std * normals, "y": y}
 
 
-def centres(key: str, value: Centre, clients: int, dimension: int) -> list[list[float]]:
+def client_centres(key: str, value: Centre, clients: int, dimension: int) -> list[list[float]]:
     """[m][d] a class's centre for each client; rows are repeated as often as needed."""
     values_per_dimension: list[Any] = list(value) if isinstance(value, Sequence) else [value] * dimension
     rows = (

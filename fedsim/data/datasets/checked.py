@@ -15,7 +15,7 @@ from fedsim.data.datasets.dataset import NO_LABEL, Dataset
 INTEGER_DTYPES = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
 
-def check_samples(data: Dataset, loss: Any = None) -> None:
+def check_dataset(data: Dataset, loss: Any = None) -> None:
     """Check that the attributes of a data set are consistent: types, lengths, shapes, labels, owners, normalisation.
 
     Data sets of fedsim's own classes were checked when they were read; for these, only options common to all data sets,
@@ -41,14 +41,14 @@ def check_samples(data: Dataset, loss: Any = None) -> None:
         )
     if data.stream or (type(data) is not Dataset and type(data).__module__.startswith("fedsim.")):
         return
-    _check_kinds(prefix, data)
+    _check_field_types(prefix, data)
     _check_lengths(prefix, data)
     _check_labels(prefix, data, data.loss if loss is None else loss)
     _check_owners(prefix, data)
-    _check_pixels(prefix, data)
+    _check_pixel_normalisation(prefix, data)
 
 
-def _check_kinds(source: str, data: Dataset) -> None:
+def _check_field_types(source: str, data: Dataset) -> None:
     fields = {name: getattr(data, name) for name in ("train_x", "train_y", "test_x", "test_y")}
     fields |= {name: getattr(data, name) for name in ("owners", "test_owners", "assignable_samples", "optimum")}
     fields |= {f"more.{name}": value for name, value in data.more.items()}
@@ -158,7 +158,7 @@ def _check_clients(name: str, data: Dataset, owners: Tensor) -> None:
         raise ConfigError(f"{name}: client_names holds {len(data.client_names)} names for {num_clients} clients")
 
 
-def _check_pixels(source: str, data: Dataset) -> None:
+def _check_pixel_normalisation(source: str, data: Dataset) -> None:
     if (data.mean is None) != (data.std is None):
         raise ConfigError(f"{source}: mean and std belong together; give both, or neither")
     if data.mean is None or data.std is None:

@@ -62,7 +62,7 @@ class CINIC10(Images):
             ) from error
         x = np.stack(images).transpose(0, 3, 1, 2)
         y = np.array([label for _, label in image_folder.samples], dtype=np.int64)
-        _pack(packed_path, x, y)
+        _save_decoded_images(packed_path, x, y)
         return torch.as_tensor(np.ascontiguousarray(x)), torch.as_tensor(y)
 
 
@@ -75,7 +75,7 @@ def _pixels(path: str) -> np.ndarray:
     return pixels
 
 
-def _pack(path: Path, x: np.ndarray, y: np.ndarray) -> None:
+def _save_decoded_images(path: Path, x: np.ndarray, y: np.ndarray) -> None:
     """Store the decoded images; if the folder is not writable, they are decoded again next time."""
     with contextlib.suppress(OutputError), replacement_file(path, "wb") as file:
         np.savez(file, x=x, y=y)

@@ -38,8 +38,8 @@ class GiveMeSomeCredit(Dataset):
         column_names, table = self._read(data_root(root) / CSV_PATH)
         table = table[np.isfinite(table).all(1)]
         labels, features = table[:, 1].astype(np.int64), table[:, 2:]
-        self._check_count("complete rows", len(table), self.complete)
-        self._check_count("positives", int(labels.sum()), self.positives)
+        self._check_published_count("complete rows", len(table), self.complete)
+        self._check_published_count("positives", int(labels.sum()), self.positives)
         scaled_features = (features - features.mean(0)) / features.std(0)
         indices = np.arange(len(labels))
         if balanced:
@@ -64,12 +64,12 @@ class GiveMeSomeCredit(Dataset):
             raise MissingDataError(
                 f"dataset=give_me_some_credit: {path} is damaged ({error}); download it again"
             ) from error
-        self._check_count("rows", len(table), self.rows)
-        self._check_count("columns", table.shape[1], 12)
+        self._check_published_count("rows", len(table), self.rows)
+        self._check_published_count("columns", table.shape[1], 12)
         return tuple(name.strip().strip('"') for name in text.partition("\n")[0].split(",")), table
 
     @staticmethod
-    def _check_count(counted_noun: str, count: int, published_count: int) -> None:
+    def _check_published_count(counted_noun: str, count: int, published_count: int) -> None:
         if count != published_count:
             raise MissingDataError(
                 f"dataset=give_me_some_credit: {CSV_PATH} has {count} {counted_noun}, the published "

@@ -35,7 +35,7 @@ class Files:
     module: str | None = None
     extra: str | None = None
 
-    def locate(self, root: Path) -> list[Path]:
+    def existing_paths(self, root: Path) -> list[Path]:
         """The paths of the first complete form; empty if no form is complete."""
         for form in self.forms:
             if all((root / path).exists() for path in form):

@@ -205,13 +205,13 @@ class Dataset(Validated):
         """Fresh samples of a stream: clients [c], keys [c] → 'x' [c, size, …] and more. For streams only."""
         raise NotImplementedError(f"{self.name} stores its samples; only a stream draws them")
 
-    def exact_size(self, size: int) -> int:
+    def num_exact_samples(self, size: int) -> int:
         """The number of samples that `exact` returns for a requested `size`."""
         return size
 
     def exact(self, clients: Tensor, keys: Tensor, size: int, dtype: torch.dtype) -> dict[str, Tensor]:
         """Samples that represent a stream's law exactly up to second moments, for reference points (see
-        `Stream.exact`).
+        `StreamDataset.exact`).
         """
         raise NotImplementedError(f"{self.name} stores its samples; only a stream draws them")
 
@@ -223,7 +223,7 @@ class Dataset(Validated):
         x = x.to(dtype)
         if self.mean is None or self.std is None:
             return x.mul_(1 / 255)
-        offset, scale = self._normalisation(dtype, x.device)
+        offset, scale = self._pixel_offset_and_factor(dtype, x.device)
         return x.sub_(offset).mul_(scale)
 
     def train_inputs(self, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -246,7 +246,7 @@ class Dataset(Validated):
             raise ConfigError(f"dataset={self.name} has no test samples")
         return self.prepare(self.test_x, dtype)
 
-    def _normalisation(self, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
+    def _pixel_offset_and_factor(self, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
         """Offset and factor of raw pixels per channel; computed once per dtype and device."""
         if (dtype, device) not in self._cache:
             per_channel = (-1, *[1] * (len(self.shape) - 1))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fedsim.core.targets import TargetKind
+from fedsim.core.targets import ComponentKind
 from fedsim.data.datasets.augment import CropFlip
 from fedsim.data.datasets.dataset import Dataset
 
@@ -16,8 +16,8 @@ TORCHVISION_DATASETS = frozenset((
     "StanfordCars", "USPS",
 ))  # fmt: skip
 
-_TRANSFORM_ARGUMENT_KINDS: dict[str, TargetKind] = {}
-TRANSFORM_KIND = TargetKind(
+_TRANSFORM_ARGUMENT_KINDS: dict[str, ComponentKind] = {}
+TRANSFORM_KIND = ComponentKind(
     "a transform",
     required_methods=("__call__",),
     modules=("torchvision.transforms.transforms", "torchvision.transforms.v2"),
@@ -25,7 +25,7 @@ TRANSFORM_KIND = TargetKind(
     argument_kinds_by_name=_TRANSFORM_ARGUMENT_KINDS,
 )
 _TRANSFORM_ARGUMENT_KINDS["transforms"] = TRANSFORM_KIND  # of Compose
-MAP_STYLE_DATASET_KIND = TargetKind(
+MAP_STYLE_DATASET_KIND = ComponentKind(
     "a map-style Dataset",
     required_methods=("__getitem__", "__len__"),
     modules=("torchvision.datasets",),
@@ -33,8 +33,8 @@ MAP_STYLE_DATASET_KIND = TargetKind(
     argument_kinds_by_name=dict.fromkeys(("transform", "target_transform", "transforms"), TRANSFORM_KIND),
     argument_kinds=(TRANSFORM_KIND,),
 )
-AUGMENTATION_KIND = TargetKind("an augmentation", (CropFlip,), modules=("fedsim.data.datasets",))
-DATASET_KIND = TargetKind(
+AUGMENTATION_KIND = ComponentKind("an augmentation", (CropFlip,), modules=("fedsim.data.datasets",))
+DATASET_KIND = ComponentKind(
     "a fedsim.data.datasets.Dataset",
     (Dataset,),
     modules=("fedsim.data.datasets",),

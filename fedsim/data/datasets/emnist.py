@@ -18,7 +18,7 @@ DIGITS_FILE = "emnist/fed_emnist_digitsonly_{}.h5"
 ALL_CHARACTERS_FILE = "emnist/fed_emnist_{}.h5"
 
 
-def _files(file: str, archive: str) -> Files:
+def _train_test_files(file: str, archive: str) -> Files:
     """Two files, for training and testing, from an archive of TensorFlow Federated."""
     return Files(
         ((file.format("train"), file.format("test")),),
@@ -43,7 +43,7 @@ class EMNIST(Dataset):
         seed: of that draw; all replicates have the same writers.
     """
 
-    files = _files(DIGITS_FILE, "fed_emnist_digitsonly.tar.bz2")
+    files = _train_test_files(DIGITS_FILE, "fed_emnist_digitsonly.tar.bz2")
     title, file, kinds = "emnist", DIGITS_FILE, 10
 
     def __init__(self, writers: int | str | None = None, root: str | None = None, seed: int = 0) -> None:
@@ -59,8 +59,8 @@ class EMNIST(Dataset):
             chosen_writers = rng.generator(seed, rng.Purpose.DATA).choice(len(names), count, replace=False)
             names = [names[i] for i in sorted(chosen_writers)]
         (train_x, train_y), (test_x, test_y) = (
-            _concatenate_writers(train[n] for n in names),
-            _concatenate_writers(test[n] for n in names if n in test),
+            _concatenate_writer_samples(train[n] for n in names),
+            _concatenate_writer_samples(test[n] for n in names if n in test),
         )
         owners, test_owners = (
             torch.as_tensor(np.repeat(np.arange(len(names)), [len(split[n][1]) if n in split else 0 for n in names]))
@@ -85,7 +85,7 @@ class EMNIST(Dataset):
         try:
             with h5py.File(path, "r") as file:
                 for name, group in file["examples"].items():
-                    writers[name] = cls._checked(path, name, group["pixels"][()], group["label"][()])
+                    writers[name] = cls._checked_images_and_labels(path, name, group["pixels"][()], group["label"][()])
         except MissingDataError:
             raise
         except Exception as error:  # h5py may raise anything on a damaged file
@@ -97,7 +97,9 @@ class EMNIST(Dataset):
         return writers
 
     @classmethod
-    def _checked(cls, path: Path, writer: str, pixels: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def _checked_images_and_labels(
+        cls, path: Path, writer: str, pixels: np.ndarray, labels: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
         """One writer's images as uint8 and labels as int64; raises an error if they have another format."""
         has_shape = labels.ndim == 1 and pixels.shape == (len(labels), 28, 28)
         if not has_shape or not all(low <= v <= high for a, low, high in ((pixels, 0, 1), (labels, 0, cls.kinds - 1))
@@ -120,7 +122,7 @@ class FEMNIST(EMNIST):
         writers, root, seed: of `EMNIST`.
     """
 
-    files = _files(ALL_CHARACTERS_FILE, "fed_emnist.tar.bz2")
+    files = _train_test_files(ALL_CHARACTERS_FILE, "fed_emnist.tar.bz2")
     title, file, kinds = "femnist", ALL_CHARACTERS_FILE, 62
 
 
@@ -135,7 +137,7 @@ def _h5py() -> Any:
     return h5py
 
 
-def _concatenate_writers(pairs: Iterable[tuple[np.ndarray, np.ndarray]]) -> tuple[torch.Tensor, torch.Tensor]:
+def _concatenate_writer_samples(pairs: Iterable[tuple[np.ndarray, np.ndarray]]) -> tuple[torch.Tensor, torch.Tensor]:
     """All writers' images [N, 1, 28, 28] uint8 and labels [N]."""
     images, labels = [np.zeros((0, 28, 28), np.uint8)], [np.zeros(0, np.int64)]
     for x, y in pairs:

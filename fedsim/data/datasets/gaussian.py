@@ -11,10 +11,10 @@ from fedsim.core.constraints import Count, NonNegative, Real
 from fedsim.core.effects import EffectiveIf
 from fedsim.core.errors import ConfigError
 from fedsim.core.heterogeneity import match_moments
-from fedsim.data.datasets.stream import Stream
+from fedsim.data.datasets.stream import StreamDataset
 
 
-class GaussianMean(Stream):
+class GaussianMean(StreamDataset):
     """A stream of scalars z ~ N(m_i, σ²), loss ½(θ − z)². With the `location` shift, z ~ N(m_i + ε_i θ, σ²).
 
     Args:
@@ -59,7 +59,7 @@ class GaussianMean(Stream):
     ) -> None:
         self.settings = {"mean": mean, "variance": variance, "means": means, "seed": seed}
         self.weight_variance = weight_variance
-        weights = unequal_weights(clients, weight_variance, seed)
+        weights = draw_dirichlet_weights(clients, weight_variance, seed)
         if means is None:
             draws = rng.generator(seed, rng.Purpose.DATA).standard_normal(clients)
             self.means = torch.as_tensor(match_moments("variance", mean, variance, weights, draws))
@@ -79,11 +79,11 @@ class GaussianMean(Stream):
     def client_means(self) -> Tensor:
         return self.means[:, None]
 
-    def compose(self, clients: Tensor, normals: Tensor, uniforms: Tensor) -> dict[str, Tensor]:
+    def compose_samples(self, clients: Tensor, normals: Tensor, uniforms: Tensor) -> dict[str, Tensor]:
         return {"x": self.means[clients].to(normals.dtype)[:, None, None] + self.noise_std * normals}
 
 
-def unequal_weights(clients: int, variance: float, seed: int) -> np.ndarray:
+def draw_dirichlet_weights(clients: int, variance: float, seed: int) -> np.ndarray:
     """[m] weights that sum to 1, from the symmetric Dirichlet distribution in which each has this variance."""
     if variance == 0:
         return np.full(clients, 1 / clients)

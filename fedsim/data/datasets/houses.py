@@ -11,11 +11,11 @@ from fedsim.core import rng
 from fedsim.core.constraints import Count, NonNegative, Real
 from fedsim.core.effects import EffectiveIf
 from fedsim.core.heterogeneity import PerClientNumbers, numbers_per_client
-from fedsim.data.datasets.pricing import base_fractions, pick_group
-from fedsim.data.datasets.stream import Stream
+from fedsim.data.datasets.pricing import base_group_fractions, groups_from_uniforms
+from fedsim.data.datasets.stream import StreamDataset
 
 
-class HousePrices(Stream):
+class HousePrices(StreamDataset):
     """x ~ N(μ, σ² I), y = a_iᵀx + n, n ~ N(0, σ_n²); loss ½(θᵀx − y)². `shift=response` lowers y by γ_i θᵀx.
 
     The constants are those of Izzo et al.'s programs, which profl says it follows; use model=linear model.bias=false
@@ -59,13 +59,13 @@ class HousePrices(Stream):
         self.coefficients = coefficients[:, None].expand(clients, dimension).contiguous()
         super().__init__("house_prices", clients, (dimension,), dimension + 1, loss="squared")
 
-    def compose(self, clients: Tensor, normals: Tensor, uniforms: Tensor) -> dict[str, Tensor]:
+    def compose_samples(self, clients: Tensor, normals: Tensor, uniforms: Tensor) -> dict[str, Tensor]:
         x = self.mean_x + self.std_x * normals[..., :-1]
         y = (x * self.coefficients[clients].to(x.dtype)[:, None]).sum(-1) + self.noise_std * normals[..., -1]
         return {"x": x, "y": y}
 
 
-class RegressionGroups(Stream):
+class RegressionGroups(StreamDataset):
     """y = s_k x + n in group k, fixed; `shift=contribution form=loss` moves the groups' fractions (profl Fig. 5b).
 
     x ~ N(μ, σ²); the paper gives s = (1, 3), n ~ N(0, 4) and no law of x, which is taken from house_prices. Every
@@ -106,12 +106,12 @@ class RegressionGroups(Stream):
         self.noise_std = noise
         draws = rng.generator(seed, rng.Purpose.DATA).uniform(-1.0, 1.0, (clients, len(slopes)))
         self.slopes = torch.as_tensor(slopes, dtype=torch.float64) + spread * torch.as_tensor(draws)
-        self.fractions = base_fractions(fractions, len(slopes), "slopes")
+        self.fractions = base_group_fractions(fractions, len(slopes), "slopes")
         super().__init__("regression_groups", clients, (1,), 2, loss="squared")
 
-    def compose(self, clients: Tensor, normals: Tensor, uniforms: Tensor) -> dict[str, Tensor]:
+    def compose_samples(self, clients: Tensor, normals: Tensor, uniforms: Tensor) -> dict[str, Tensor]:
         x = self.mean_x + self.std_x * normals[..., :1]
         component = self.slopes[clients].to(x.dtype)[:, None] * x + self.noise_std * normals[..., 1:]
-        group = pick_group(self.fractions.to(x.dtype), uniforms)
+        group = groups_from_uniforms(self.fractions.to(x.dtype), uniforms)
         y = component.gather(2, group[..., None])[..., 0]
         return {"x": x, "y": y, "group": group, "uniform": uniforms, "component_y": component}

@@ -9,10 +9,10 @@ from torch.nn.functional import one_hot
 from fedsim.core import rng
 from fedsim.core.constraints import Count, NonNegative, Real
 from fedsim.core.errors import ConfigError
-from fedsim.data.datasets.stream import Stream
+from fedsim.data.datasets.stream import StreamDataset
 
 
-class Market(Stream):
+class Market(StreamDataset):
     """Base demands z_i ~ N(a_i, σ² I) for the d goods of player i, who decides the i-th block x_i of θ = (x_1, …, x_m)
     and loses ℓ_i = −x_iᵀz_i + λ/2 ‖x_i‖². With `shift=players` every player's demands depend on all decisions.
 
@@ -50,7 +50,7 @@ class Market(Stream):
         self.means = torch.as_tensor(draws)
         super().__init__("market", clients, (clients * dimension,), dimension, loss="costed_revenue")
 
-    def compose(self, clients: Tensor, normals: Tensor, uniforms: Tensor) -> dict[str, Tensor]:
+    def compose_samples(self, clients: Tensor, normals: Tensor, uniforms: Tensor) -> dict[str, Tensor]:
         z = self.means[clients].to(normals.dtype)[:, None] + self.noise_std * normals  # [c, B, d]
         block = one_hot(clients, self.players).to(normals.dtype)[:, None, :, None]  # [c, 1, m, 1]
         cost = (self.cost * block).expand(*z.shape[:2], -1, self.goods)

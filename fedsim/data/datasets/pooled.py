@@ -60,15 +60,17 @@ class PooledData(Dataset):
             member = rng.integers(rng.fold_in(keys, self.members), torch.zeros_like(keys), self.members)
             member_samples = self.inner_dataset.draw(member, keys, size, dtype)
             return member_samples | {"member": member[:, None].expand(-1, size)}
-        return {n: v[:, :size] for n, v in self._draw_member_shares(self.inner_dataset.draw, keys, size, dtype).items()}
+        return {
+            n: v[:, :size] for n, v in self._draw_member_samples(self.inner_dataset.draw, keys, size, dtype).items()
+        }
 
     def exact(self, clients: Tensor, keys: Tensor, size: int, dtype: torch.dtype) -> dict[str, Tensor]:
-        return self._draw_member_shares(self.inner_dataset.exact, keys, size, dtype)
+        return self._draw_member_samples(self.inner_dataset.exact, keys, size, dtype)
 
-    def exact_size(self, size: int) -> int:
-        return self.members * self.inner_dataset.exact_size(-(-size // self.members))
+    def num_exact_samples(self, size: int) -> int:
+        return self.members * self.inner_dataset.num_exact_samples(-(-size // self.members))
 
-    def _draw_member_shares(
+    def _draw_member_samples(
         self, source: Callable[..., dict[str, Tensor]], keys: Tensor, size: int, dtype: torch.dtype
     ) -> dict[str, Tensor]:
         """Equal shares of all members, in turn: [c, m · share, …]."""

@@ -11,10 +11,10 @@ from fedsim.core import checks, rng
 from fedsim.core.constraints import Count, NonNegative, Real
 from fedsim.core.effects import EffectiveIf
 from fedsim.core.errors import ConfigError
-from fedsim.data.datasets.stream import Stream
+from fedsim.data.datasets.stream import StreamDataset
 
 
-class Pricing(Stream):
+class Pricing(StreamDataset):
     """Base demands z ~ N(μ_{0,i}, σ² I); the model is the prices θ, the loss −θᵀz. `shift=demand` lowers z by γ_i θ.
 
     Args:
@@ -46,11 +46,11 @@ class Pricing(Stream):
         self.means = torch.as_tensor(draws).expand(clients, dimension).contiguous()
         super().__init__("pricing", clients, (dimension,), dimension, loss="negative_revenue")
 
-    def compose(self, clients: Tensor, normals: Tensor, uniforms: Tensor) -> dict[str, Tensor]:
+    def compose_samples(self, clients: Tensor, normals: Tensor, uniforms: Tensor) -> dict[str, Tensor]:
         return {"x": self.means[clients].to(normals.dtype)[:, None] + self.noise_std * normals}
 
 
-class PricingGroups(Stream):
+class PricingGroups(StreamDataset):
     """A mixture of K consumer groups with fixed demands N(μ_{i,k}, σ² I); `shift=contribution` moves their fractions.
 
     Every sample contains a draw from each group ('component_x' [B, K, d]) and a uniform number that selects one, so
@@ -87,22 +87,22 @@ class PricingGroups(Stream):
     ) -> None:
         self.settings = {"seed": seed, "spread": spread}
         self.noise_std = std
-        self.fractions = base_fractions(fractions, len(means))
+        self.fractions = base_group_fractions(fractions, len(means))
         centres = torch.as_tensor(means, dtype=torch.float64).reshape(len(means), -1)
         groups, dimension = centres.shape
         draws = rng.generator(seed, rng.Purpose.DATA).uniform(-1.0, 1.0, (clients, groups, dimension))
         self.group_means = centres + spread * torch.as_tensor(draws)
         super().__init__("pricing_groups", clients, (dimension,), groups * dimension, loss=loss)
 
-    def compose(self, clients: Tensor, normals: Tensor, uniforms: Tensor) -> dict[str, Tensor]:
+    def compose_samples(self, clients: Tensor, normals: Tensor, uniforms: Tensor) -> dict[str, Tensor]:
         means = self.group_means[clients].to(normals.dtype)[:, None]
         component = means + self.noise_std * normals.reshape(*normals.shape[:2], *means.shape[2:])
-        group = pick_group(self.fractions.to(normals.dtype), uniforms)
+        group = groups_from_uniforms(self.fractions.to(normals.dtype), uniforms)
         x = component.gather(2, group[..., None, None].expand(-1, -1, 1, component.shape[3]))[:, :, 0]
         return {"x": x, "group": group, "uniform": uniforms, "component_x": component}
 
 
-def base_fractions(fractions_or_none: Sequence[float] | None, groups: int, key: str = "means") -> Tensor:
+def base_group_fractions(fractions_or_none: Sequence[float] | None, groups: int, key: str = "means") -> Tensor:
     """[K] float64 fractions of the groups before any model is deployed."""
     if groups < 2:
         raise ConfigError(f"dataset.{key} has {groups} entries; a mixture needs at least two groups")
@@ -116,7 +116,7 @@ def base_fractions(fractions_or_none: Sequence[float] | None, groups: int, key: 
     return fractions
 
 
-def pick_group(fractions: Tensor, uniforms: Tensor) -> Tensor:
+def groups_from_uniforms(fractions: Tensor, uniforms: Tensor) -> Tensor:
     """The group each uniform number falls into: fractions [..., K] (broadcast), uniforms [...] → int64 [...]."""
     edges = fractions.cumsum(-1)[..., :-1]
     return (uniforms[..., None] >= edges).sum(-1)

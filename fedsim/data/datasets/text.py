@@ -76,12 +76,12 @@ class Text(Dataset):
         client_count = None if clients in (None, "all") else checks.check_whole_number("clients", clients)
         if test_fraction == 1:
             raise ConfigError(key="test_fraction", value=1, needs="leaves no training text; lower it")
-        names, numbering = None, _CharacterNumbers() if unit == "characters" else _WordNumbers()
+        names, numbering = None, _CharacterNumbers() if unit == "characters" else _Vocabulary()
         if by == "speaker":
             pattern = SPEECH_PATTERN if speaker is None else _compiled_pattern(speaker)
-            speech_by_speaker = _speech_by_speaker(_read_text(path), pattern, path)
+            speech_by_speaker = _text_by_speaker(_read_text(path), pattern, path)
             codes_by_speaker = {name: numbering.encode(speech) for name, speech in speech_by_speaker.items()}
-            names, codes = _most_talkative(codes_by_speaker, client_count, length, test_fraction, path, unit)
+            names, codes = _clients_by_text_length(codes_by_speaker, client_count, length, test_fraction, path, unit)
         elif speaker is not None:
             raise ConfigError(f"{{speaker}}={speaker!r} needs {{by}}=speaker", mentions=("speaker", "by"))
         elif client_count is None:
@@ -90,7 +90,7 @@ class Text(Dataset):
             )
         else:
             codes = _text_blocks(numbering.encode(_read_text(path)), client_count, length, test_fraction, unit)
-        train_codes, test_codes = _split_codes(codes, test_fraction)
+        train_codes, test_codes = _split_train_test_codes(codes, test_fraction)
         used_codes = np.concatenate([codes[: _used_length(len(codes), length)] for codes in train_codes])
         known_codes = most_frequent(used_codes, vocabulary)
         self.vocabulary = numbering.decode(known_codes)
@@ -131,7 +131,7 @@ class _CharacterNumbers:
         return tuple(codes.astype("<u4").tobytes().decode("utf-32-le"))
 
 
-class _WordNumbers:
+class _Vocabulary:
     """The words and punctuation marks of texts as numbers, in the order in which they first occur."""
 
     def __init__(self) -> None:
@@ -147,9 +147,11 @@ class _WordNumbers:
         return tuple(words[code] for code in codes)
 
 
-def _split_codes(codes: Sequence[np.ndarray], test_fraction: float) -> tuple[list[np.ndarray], list[np.ndarray]]:
+def _split_train_test_codes(
+    codes: Sequence[np.ndarray], test_fraction: float
+) -> tuple[list[np.ndarray], list[np.ndarray]]:
     """The codes of every client's training text, and of the text that is held out after it."""
-    lengths = [_training_length(len(text_codes), test_fraction) for text_codes in codes]
+    lengths = [_training_text_length(len(text_codes), test_fraction) for text_codes in codes]
     train_codes = [text_codes[:length] for text_codes, length in zip(codes, lengths, strict=True)]
     return train_codes, [text_codes[length:] for text_codes, length in zip(codes, lengths, strict=True)]
 
@@ -188,7 +190,7 @@ def _compiled_pattern(speaker: str) -> re.Pattern[str]:
     return pattern
 
 
-def _speech_by_speaker(text: str, pattern: re.Pattern[str], path: str) -> dict[str, str]:
+def _text_by_speaker(text: str, pattern: re.Pattern[str], path: str) -> dict[str, str]:
     """Name → all speeches of this speaker, separated by line breaks."""
     starts = list(pattern.finditer(text))
     speeches_by_name: dict[str, list[str]] = {}
@@ -206,12 +208,12 @@ def _speech_by_speaker(text: str, pattern: re.Pattern[str], path: str) -> dict[s
     return {name: "\n".join(filter(None, speeches)) for name, speeches in speeches_by_name.items()}
 
 
-def _most_talkative(
+def _clients_by_text_length(
     codes_by_name: dict[str, np.ndarray], clients: int | None, length: int, test_fraction: float, path: str, unit: str
 ) -> tuple[tuple[str, ...], list[np.ndarray]]:
     """The clients' names and texts, longest text first."""
     long_enough_names = [
-        name for name, codes in codes_by_name.items() if _training_length(len(codes), test_fraction) > length
+        name for name, codes in codes_by_name.items() if _training_text_length(len(codes), test_fraction) > length
     ]
     names = sorted(long_enough_names, key=lambda name: -len(codes_by_name[name]))
     if clients is not None and clients > len(names):
@@ -228,7 +230,7 @@ def _most_talkative(
 
 def _text_blocks(codes: np.ndarray, clients: int, length: int, test_fraction: float, unit: str) -> list[np.ndarray]:
     """Contiguous blocks whose lengths differ by one at most."""
-    training_length = _training_length(len(codes) // clients, test_fraction)
+    training_length = _training_text_length(len(codes) // clients, test_fraction)
     if training_length <= length:
         raise ConfigError(
             f"{{length}}={length} is too long for clients={clients}: of {len(codes)} {unit}, each client has "
@@ -240,7 +242,7 @@ def _text_blocks(codes: np.ndarray, clients: int, length: int, test_fraction: fl
     return [codes[a:b] for a, b in itertools.pairwise(bounds)]
 
 
-def _training_length(text_length: int, test_fraction: float) -> int:
+def _training_text_length(text_length: int, test_fraction: float) -> int:
     """The length of a client's training text."""
     return text_length - int(text_length * test_fraction)
 

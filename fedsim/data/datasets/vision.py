@@ -19,7 +19,7 @@ from fedsim.data.datasets.data_files import Files, data_root
 from fedsim.data.datasets.dataset import Dataset
 
 
-def idx_files(folder: str) -> tuple[str, ...]:
+def idx_file_names(folder: str) -> tuple[str, ...]:
     """The four files of MNIST, and of data sets in its format."""
     kinds = ("images-idx3", "labels-idx1")
     return tuple(f"{folder}/raw/{split}-{kind}-ubyte" for split in ("train", "t10k") for kind in kinds)
@@ -69,11 +69,11 @@ class Images(Dataset):
             test_y,
             classes=type(self).kinds,
             mean=type(self).mean,
-            std=type(self).std if std is None else self._scale(std),
+            std=type(self).std if std is None else self._check_std(std),
             augment=augment,
         )
 
-    def _scale(self, std: Sequence[float]) -> tuple[float, ...]:
+    def _check_std(self, std: Sequence[float]) -> tuple[float, ...]:
         """Check a user's std."""
         if not isinstance(std, Sequence) or isinstance(std, str) or len(std) != len(self.std):
             raise ConfigError(f"{{std}}={std} must hold {len(self.std)} numbers, one per channel", mentions=("std",))
@@ -124,7 +124,7 @@ class MNIST(Images):
     """60,000 + 10,000 grey images [1, 28, 28] of digits (LeCun et al.), read from ROOT/MNIST/raw."""
 
     source, label = "MNIST", "mnist"
-    files = Files((idx_files("MNIST"),), "yann.lecun.com/exdb/mnist", torchvision=True)
+    files = Files((idx_file_names("MNIST"),), "yann.lecun.com/exdb/mnist", torchvision=True)
     mean, std = (0.1307,), (0.3081,)
 
 
@@ -132,7 +132,7 @@ class FashionMNIST(Images):
     """60,000 + 10,000 grey images [1, 28, 28] of clothes (Xiao et al.), read from ROOT/FashionMNIST/raw."""
 
     source, label = "FashionMNIST", "fashion_mnist"
-    files = Files((idx_files("FashionMNIST"),), "github.com/zalandoresearch/fashion-mnist", torchvision=True)
+    files = Files((idx_file_names("FashionMNIST"),), "github.com/zalandoresearch/fashion-mnist", torchvision=True)
     mean, std = (0.2860,), (0.3530,)
 
 

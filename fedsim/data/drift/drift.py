@@ -1,8 +1,8 @@
 """The interface of a data drift: a displacement of each client's samples as a function of the round.
 
 The displacement of client i in round t is a_i s(t): a path s, and a factor of the client. What it displaces (features,
-targets, label fractions) is a `Movement`. The drift comes first: the samples of a round are displaced, then they react
-to the model (`fedsim.shift`), then some are contaminated.
+targets, label fractions) is a `SampleDisplacement`. The drift comes first: the samples of a round are displaced, then
+they react to the model (`fedsim.shift`), then some are contaminated.
 """
 
 from __future__ import annotations
@@ -22,7 +22,14 @@ from fedsim.core.federation import Federation
 from fedsim.core.heterogeneity import numbers_per_client
 from fedsim.core.per_seed import NumberOrPerSeed, PerSeed
 from fedsim.data.datasets import Dataset
-from fedsim.data.drift.movements import MOVEMENTS, Features, LabelFractions, Movement, Rotation, Targets
+from fedsim.data.drift.movements import (
+    MOVEMENTS,
+    FeatureMovement,
+    LabelFractions,
+    Rotation,
+    SampleDisplacement,
+    TargetMovement,
+)
 
 REFERENCES = ("auto", "always", "none")
 Batch = dict[str, Tensor]
@@ -83,10 +90,10 @@ class Drift(Validated, ABC):
             raise ConfigError(key="plane", value=list(plane), needs="must be two different features, such as [0,1]")
         self.seeds: tuple[int, ...] = ()
         self._factors = np.ones(0)
-        self._movement: Movement | None = None
+        self._movement: SampleDisplacement | None = None
 
     @property
-    def draws_by_seed(self) -> bool:
+    def has_seeded_draws(self) -> bool:
         """Whether something is drawn by `seed`."""
         return self.factors is None and self.spread > 0
 
@@ -102,17 +109,17 @@ class Drift(Validated, ABC):
             "drift.factors", factors, self.spread, federation.clients, self.seed, rng.Purpose.DRIFT
         )
         self._factors, self.seeds = client_factors.numpy(), federation.seeds
-        self._movement = self._movement_of(federation, dataset)
+        self._movement = self._make_movement(federation, dataset)
 
-    def _movement_of(self, federation: Federation, dataset: Dataset) -> Movement:
+    def _make_movement(self, federation: Federation, dataset: Dataset) -> SampleDisplacement:
         if self.moves == "features":
-            return Features(dataset, self.direction)
+            return FeatureMovement(dataset, self.direction)
         if self.moves == "rotation":
             return Rotation(dataset, self.plane)
-        return Targets(dataset) if self.moves == "targets" else LabelFractions(dataset, federation)
+        return TargetMovement(dataset) if self.moves == "targets" else LabelFractions(dataset, federation)
 
     @property
-    def weighs(self) -> bool:
+    def uses_importance_weights(self) -> bool:
         """Whether samples get importance weights instead of being displaced."""
         return self.moves == "labels"
 
@@ -124,7 +131,7 @@ class Drift(Validated, ABC):
         """[c] a_i s(t) of clients [c] in rounds [c] of replicates [c], float64."""
         return self._factors[client] * self.path(t, replicate)
 
-    def record_of(self) -> dict[str, np.ndarray]:
+    def loaded_arrays(self) -> dict[str, np.ndarray]:
         """What was read from a file, by names of its own: a resumed run must meet the same."""
         return {}
 

@@ -19,7 +19,7 @@ MOVEMENTS = ("features", "rotation", "targets", "labels")
 Batch = dict[str, Tensor]
 
 
-class Movement(ABC):
+class SampleDisplacement(ABC):
     """Displaces the samples of c clients by one number each."""
 
     @abstractmethod
@@ -40,7 +40,7 @@ def columns(displacement: np.ndarray, like: Tensor) -> Tensor:
     return numbers.reshape(-1, *[1] * (like.dim() - 1)).to(like.device, non_blocking=True)
 
 
-class Features(Movement):
+class FeatureMovement(SampleDisplacement):
     """x ← x + s u.
 
     Args:
@@ -66,7 +66,7 @@ class Features(Movement):
         return batch | {"x": x + columns(displacement, x) * self.direction.to(x)}
 
 
-class Rotation(Movement):
+class Rotation(SampleDisplacement):
     """Inputs rotated by s degrees: images anticlockwise around their centre, with bilinear interpolation and zeros
     outside, other inputs in the plane of two features.
 
@@ -112,7 +112,7 @@ class Rotation(Movement):
         return functional.grid_sample(images, grid, align_corners=False).reshape(x.shape)
 
 
-class Targets(Movement):
+class TargetMovement(SampleDisplacement):
     """y ← y + s for real-valued targets; y ← (y + round(s)) mod K for K classes.
 
     Args:
@@ -138,7 +138,7 @@ class Targets(Movement):
         return batch | {"y": (y + columns(np.rint(displacement), y)) % self.classes}
 
 
-class LabelFractions(Movement):
+class LabelFractions(SampleDisplacement):
     """Class k of K has the fraction π_{i,k} e^{s b_k} / Σ_j π_{i,j} e^{s b_j} of client i, with b from −1 for class 0
     to 1 for class K − 1. Samples have importance weights, normalised over the batch; classes without samples at a
     client remain absent.
@@ -166,12 +166,12 @@ class LabelFractions(Movement):
         class_fractions = self.of_test[None] if client is None else self.fractions[replicate, client]
         factors = np.exp(displacement[:, None] * self.class_tilt)  # [c, K]
         total = (np.nan_to_num(class_fractions) * factors).sum(1, keepdims=True)
-        of_class = torch.as_tensor(factors / np.where(total > 0, total, 1.0)).to(weight_type(batch))
+        of_class = torch.as_tensor(factors / np.where(total > 0, total, 1.0)).to(importance_weight_dtype(batch))
         weight = of_class.to(batch["x"].device, non_blocking=True).gather(1, batch["y"].to(torch.int64))
         return batch | {"weight": weight * batch["weight"] if "weight" in batch else weight}
 
 
-def weight_type(batch: Batch) -> torch.dtype:
+def importance_weight_dtype(batch: Batch) -> torch.dtype:
     """The type of importance weights: that of the inputs, unless these are tokens."""
     return batch["x"].dtype if batch["x"].is_floating_point() else torch.get_default_dtype()
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from fedsim.core import rng
 from fedsim.core.constraints import CountOrZero, Fraction, NonNegativePerSeed, Positive, RealPerSeed
-from fedsim.core.effects import EffectiveIf, RoundsOfRun
+from fedsim.core.effects import EffectiveIf, RoundParameter
 from fedsim.core.errors import ConfigError
 from fedsim.core.federation import Federation
 from fedsim.core.per_seed import as_per_seed
@@ -64,7 +64,7 @@ class Abrupt(Drift):
         **options: of every drift.
     """
 
-    effective_if = (RoundsOfRun("at", measured=True),)
+    effective_if = (RoundParameter("at", measured=True),)
 
     def __init__(
         self,
@@ -145,8 +145,8 @@ class ByClient(Drift):
             )
             for name in ("first", "last")
         ),
-        RoundsOfRun("first", measured=True),
-        RoundsOfRun("rounds_of_clients", measured=True, per_client=True),
+        RoundParameter("first", measured=True),
+        RoundParameter("rounds_of_clients", measured=True, per_client=True),
     )
 
     def __init__(
@@ -164,8 +164,8 @@ class ByClient(Drift):
         self._change_rounds = np.zeros(0, dtype=np.int64)
 
     @property
-    def draws_by_seed(self) -> bool:
-        return super().draws_by_seed or (self.rounds_of_clients is None and self.last > self.first)
+    def has_seeded_draws(self) -> bool:
+        return super().has_seeded_draws or (self.rounds_of_clients is None and self.last > self.first)
 
     def setup(self, federation: Federation, dataset: Dataset) -> None:
         super().setup(federation, dataset)

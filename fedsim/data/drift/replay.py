@@ -50,7 +50,7 @@ class Replay(Drift):
         self.size, self.between, self.repeat = as_per_seed(size), between, repeat
         self.source = f"{KEY}={path}" if isinstance(path, (str, Path)) else KEY
         table = read_columns(path, key=KEY)
-        rounds, displacements = (self._numbers(table, column) for column in ("round", "displacement"))
+        rounds, displacements = (self._finite_column(table, column) for column in ("round", "displacement"))
         invalid_mask = (rounds < 0) | (rounds != np.floor(rounds))
         if invalid_mask.any():
             self._refuse(table, "round", int(invalid_mask.argmax()), "a whole number from 0 on")
@@ -63,11 +63,11 @@ class Replay(Drift):
         self.length = int(rounds.max()) + 1
         self.leaves_out_rounds = any(len(rows) < rounds[rows].max() + 1 for rows in row_groups)
         self.displacements = np.stack(  # [series, K]
-            [self._series(table, rows, rounds, displacements) for rows in row_groups]
+            [self._displacements_of_one_series(table, rows, rounds, displacements) for rows in row_groups]
         )
         self._series_of_client = np.zeros(0, dtype=np.int64)
 
-    def _numbers(self, table: Columns, column: str) -> np.ndarray:
+    def _finite_column(self, table: Columns, column: str) -> np.ndarray:
         """[N] the finite numbers of a column."""
         if column not in table.arrays:
             raise ConfigError(
@@ -83,7 +83,9 @@ class Replay(Drift):
     def _refuse(self, table: Columns, column: str, row: int, needs: str) -> NoReturn:
         raise ConfigError(f"{self.source}: {column}={table[column][row]} of {table.row_label(row)} must be {needs}")
 
-    def _series(self, table: Columns, rows: np.ndarray, rounds: np.ndarray, displacements: np.ndarray) -> np.ndarray:
+    def _displacements_of_one_series(
+        self, table: Columns, rows: np.ndarray, rounds: np.ndarray, displacements: np.ndarray
+    ) -> np.ndarray:
         """[K] the displacements of one series in the recorded rounds of all series."""
         of_client = "" if self.client_names is None else f" of client {table['client'][rows[0]]}"
         rows = rows[np.argsort(rounds[rows], kind="stable")]
@@ -116,12 +118,12 @@ class Replay(Drift):
         self._series_of_client = np.array([self.client_names.index(name) for name in names])
 
     def path(self, t: np.ndarray, replicate: np.ndarray) -> np.ndarray:
-        return self._of_series(t, replicate, np.zeros(len(t), dtype=np.int64))
+        return self._series_displacements(t, replicate, np.zeros(len(t), dtype=np.int64))
 
     def displacement(self, t: np.ndarray, replicate: np.ndarray, client: np.ndarray) -> np.ndarray:
-        return self._factors[client] * self._of_series(t, replicate, self._series_of_client[client])
+        return self._factors[client] * self._series_displacements(t, replicate, self._series_of_client[client])
 
-    def _of_series(self, t: np.ndarray, replicate: np.ndarray, series: np.ndarray) -> np.ndarray:
+    def _series_displacements(self, t: np.ndarray, replicate: np.ndarray, series: np.ndarray) -> np.ndarray:
         """[c] the displacements of these series in rounds [c]."""
         rounds = t % self.length if self.repeat else np.minimum(t, self.length - 1)
         before = np.searchsorted(self.recorded_rounds, rounds, side="right") - 1
@@ -133,5 +135,5 @@ class Replay(Drift):
             displacements = displacements + fractions * (self.displacements[series, after] - displacements)
         return of_replicates(self.size, replicate) * displacements
 
-    def record_of(self) -> dict[str, np.ndarray]:
+    def loaded_arrays(self) -> dict[str, np.ndarray]:
         return {"round": self.recorded_rounds, "displacement": self.displacements}

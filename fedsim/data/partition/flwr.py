@@ -9,10 +9,10 @@ import numpy as np
 
 from fedsim.core.constraints import Fraction
 from fedsim.core.errors import ConfigError
-from fedsim.core.targets import TargetKind
+from fedsim.core.targets import ComponentKind
 from fedsim.data.partition.partition import Partition, Samples
 
-PARTITIONER_KIND = TargetKind(
+PARTITIONER_KIND = ComponentKind(
     "a partitioner of Flower's", required_methods=("load_partition",), modules=("flwr_datasets.partitioner",)
 )  # classes that define load_partition, or base classes of them
 

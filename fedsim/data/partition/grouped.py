@@ -40,11 +40,11 @@ class Grouped(Partition):
         groups = np.array_split(draw.permutation(len(owners)) if self.shuffle else np.arange(len(owners)), clients)
         table = Table.from_shares([np.concatenate([owner_samples[k] for k in group]) for group in groups])
         if samples.names is not None:
-            table.names = tuple(group_names([samples.names[owners[k]] for k in group]) for group in groups)
+            table.names = tuple(join_client_names([samples.names[owners[k]] for k in group]) for group in groups)
         return table
 
 
-def group_names(names: list[str]) -> str:
+def join_client_names(names: list[str]) -> str:
     """The name of a group of natural clients."""
     unnamed_count = len(names) - MAX_OWNERS_IN_NAME
     return (

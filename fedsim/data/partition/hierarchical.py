@@ -49,7 +49,7 @@ class Hierarchical(Partition):
     def split(self, samples: Samples, clients: int, draw: np.random.Generator) -> Table:
         if clients < self.groups:
             raise ConfigError(f"clients={clients} leaves some of partition.groups={self.groups} empty; raise it")
-        of_groups = sample_numbers_per_client(self.outer.split(samples, self.groups, draw))
+        of_groups = sample_indices_per_client(self.outer.split(samples, self.groups, draw))
         sizes = [len(indices) for indices in np.array_split(np.arange(clients), self.groups)]
         client_samples = []
         for group, (group_samples, count) in enumerate(zip(of_groups, sizes, strict=True)):
@@ -66,13 +66,13 @@ class Hierarchical(Partition):
             )
             client_samples += [
                 group_samples[indices]
-                for indices in sample_numbers_per_client(self.inner.split(group_subset, count, draw))
+                for indices in sample_indices_per_client(self.inner.split(group_subset, count, draw))
             ]
         table = Table.from_shares(client_samples)
         table.names = tuple(f"{group}.{client}" for group, count in enumerate(sizes) for client in range(count))
         return table
 
 
-def sample_numbers_per_client(division: list[np.ndarray] | Table) -> list[np.ndarray]:
+def sample_indices_per_client(division: list[np.ndarray] | Table) -> list[np.ndarray]:
     """One array of sample numbers per client."""
     return np.split(division.order, division.offsets[1:-1]) if isinstance(division, Table) else division

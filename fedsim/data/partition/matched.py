@@ -49,7 +49,7 @@ class Matched(Partition):
             )
         class_counts = np.bincount(labels, minlength=distribution.shape[1])
         rows = np.broadcast_to(distribution, (clients, distribution.shape[1]))
-        counts = self._counts(rows, class_counts)
+        counts = self._class_counts(rows, class_counts)
         pools = [draw.permutation(np.flatnonzero(labels == c)) for c in range(len(class_counts))]
         class_ends = np.cumsum(counts, axis=0)
         return [
@@ -59,14 +59,14 @@ class Matched(Partition):
             for i in range(clients)
         ]
 
-    def _counts(self, rows: np.ndarray, available: np.ndarray) -> np.ndarray:
+    def _class_counts(self, rows: np.ndarray, available: np.ndarray) -> np.ndarray:
         """[m, C] samples of every client and class, for the requested or the largest possible size."""
 
-        def counts_of_size(size: int) -> np.ndarray:
+        def class_counts_for_size(size: int) -> np.ndarray:
             return np.stack([largest_remainder_counts(row, size) for row in rows])
 
         if self.size is not None:
-            counts = counts_of_size(self.size)
+            counts = class_counts_for_size(self.size)
             short_classes = np.flatnonzero(counts.sum(0) > available)
             if len(short_classes):
                 raise ConfigError(
@@ -78,7 +78,7 @@ class Matched(Partition):
         total = rows.sum(0)
         size = int(np.floor(np.min(available[total > 0] / total[total > 0])))
         while (
-            size and (counts_of_size(size).sum(0) > available).any()
+            size and (class_counts_for_size(size).sum(0) > available).any()
         ):  # rounding up may need a few samples more than exist
             size -= 1
         if not size:
@@ -86,7 +86,7 @@ class Matched(Partition):
                 f"partition=matched leaves no samples for clients={len(rows)}: a class in partition.distribution has "
                 "too few samples; lower its share"
             )
-        return counts_of_size(size)
+        return class_counts_for_size(size)
 
 
 def class_shares(distribution: Sequence[float | Sequence[float]]) -> np.ndarray:

@@ -153,9 +153,9 @@ class Partition(Validated, ABC):
         shares = self.split(samples, clients, rng.generator(seed, rng.Purpose.PARTITION))
         name = type(self).__name__ if self.name == Partition.name else self.name
         table = shares if isinstance(shares, Table) else Table.from_shares(_checked_shares(name, shares))
-        check_table(name, table, samples.count, clients)
+        check_partition_table(name, table, samples.count, clients)
         table.skew = self.skew(clients)
-        check_use(name, table, samples.count, clients, self.remedy)
+        check_sample_assignment(name, table, samples.count, clients, self.remedy)
         if not self.validation:
             return table
         table = table.split_off(self.validation, rng.generator(seed, rng.Purpose.PARTITION, 1))
@@ -188,7 +188,7 @@ def _checked_shares(name: str, shares: object) -> list[np.ndarray]:
     return sample_numbers
 
 
-def check_table(name: str, table: Table, samples: int, clients: int) -> None:
+def check_partition_table(name: str, table: Table, samples: int, clients: int) -> None:
     """Check that a table has all clients, and only samples that exist."""
     order, offsets = np.asarray(table.order), np.asarray(table.offsets)
     if len(offsets) != clients + 1:
@@ -211,7 +211,7 @@ def check_table(name: str, table: Table, samples: int, clients: int) -> None:
         )
 
 
-def check_use(name: str, table: Table, samples: int, clients: int, remedy: str) -> None:
+def check_sample_assignment(name: str, table: Table, samples: int, clients: int, remedy: str) -> None:
     """Check that each client holds a sample, and that no sample is used twice."""
     empty_clients = np.flatnonzero(table.sizes == 0)
     if len(empty_clients):

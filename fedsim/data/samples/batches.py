@@ -19,7 +19,7 @@ from torch import Tensor
 from fedsim.core import rng
 from fedsim.core.federation import Cohort
 from fedsim.data.contamination import Contamination
-from fedsim.data.samples.client_data import Batch, ClientData, Keys
+from fedsim.data.samples.client_data import Batch, BatchKeys, ClientData
 from fedsim.data.samples.work import LocalWork, Workload
 
 
@@ -72,7 +72,7 @@ class Batches:
         return int(self._all_clients_workload.size.max())
 
     @functools.cached_property
-    def sizes(self) -> tuple[int, ...]:
+    def distinct_batch_sizes(self) -> tuple[int, ...]:
         """Batch sizes that occur among all clients, ascending, including those of shorter last batches."""
         load = self._all_clients_workload
         batch_sizes = set(np.unique(load.size[load.steps > 0]).tolist())
@@ -93,14 +93,14 @@ class Batches:
         """The workload of the cohort's clients in round t."""
         return self.data.workload(self.local_work, cohort.host_index.virtual_clients)
 
-    def plan(self, cohort: Cohort, t: int, rounds: np.ndarray | None = None) -> Plan:
+    def plan(self, cohort: Cohort, t: int, rounds: np.ndarray | None = None) -> RoundPlan:
         """The work of the cohort in round t; `rounds` [n] are those in which its rows began, where they differ."""
         requested_load, steps = self.load(cohort), cohort.host_index.steps
         load = requested_load if steps is None else dataclasses.replace(requested_load, steps=steps)
         replicate, names = np.divmod(cohort.host_index.virtual_clients, self.federation.clients)
         seeds = np.array(self.federation.seeds, dtype=np.int64)[replicate]
-        rows = cohort.virtual_clients
-        return Plan(
+        rows = cohort.virtual_client_index
+        return RoundPlan(
             self,
             t,
             load,
@@ -116,7 +116,7 @@ class Batches:
 
 
 @dataclass
-class Plan:
+class RoundPlan:
     """The work of n rows in a round.
 
     Attributes:
@@ -144,7 +144,7 @@ class Plan:
     rounds: np.ndarray | None = None
     virtual_clients: np.ndarray | None = None
 
-    def select_rows(self, rows: np.ndarray) -> Plan:
+    def select_rows(self, rows: np.ndarray) -> RoundPlan:
         """The loads of the rows at these positions, as rows of one round."""
         planned_work = None if self.planned_work is None else self.planned_work.select_rows(rows)
         return dataclasses.replace(self, load=self.load.select_rows(rows), planned_work=planned_work, rounds=None)
@@ -154,7 +154,7 @@ class Plan:
         return Chunk(self, rows)
 
     @staticmethod
-    def concatenate(plans: Sequence[Plan], data: ClientData) -> Plan:
+    def concatenate(plans: Sequence[RoundPlan], data: ClientData) -> RoundPlan:
         """Concatenate the rows of several runs in the same round; `data` holds their clients in the same order."""
         first_plan = plans[0]
         batches = first_plan.batches.with_data(data)
@@ -171,7 +171,7 @@ class Plan:
         rounds = None
         if any(plan.rounds is not None for plan in plans):
             rounds = np.concatenate([np.full(len(p.names), p.t) if p.rounds is None else p.rounds for p in plans])
-        return Plan(batches, first_plan.t, load, rows, stored, clients, seeds, names, rounds=rounds)
+        return RoundPlan(batches, first_plan.t, load, rows, stored, clients, seeds, names, rounds=rounds)
 
 
 class Chunk:
@@ -182,7 +182,7 @@ class Chunk:
         sizes: [c, S] samples in each of its batches (host), 0 after its last.
     """
 
-    def __init__(self, plan: Plan, rows: np.ndarray) -> None:
+    def __init__(self, plan: RoundPlan, rows: np.ndarray) -> None:
         self._batches, self._t = plan.batches, plan.t
         all_rows = len(rows) == len(plan.load.steps) and bool((rows == np.arange(len(rows))).all())
         row_selection = slice(None) if all_rows else torch.as_tensor(rows, device=plan.rows.device)
@@ -197,13 +197,13 @@ class Chunk:
             None if plan.virtual_clients is None or not self._batches.data.drift.active else plan.virtual_clients[rows]
         )
         names = plan.seeds[rows], plan.names[rows]
-        self.clients, self.keys = plan.clients[row_selection], Keys(*names, self.rows.device, t, redraw_round)
+        self.clients, self.keys = plan.clients[row_selection], BatchKeys(*names, self.rows.device, t, redraw_round)
         feed_options = (self.keys, load, self.sizes, self._batches.local_work.sampling)
-        self._feed = self._batches.data.feed(stored, self.clients, *feed_options)
+        self._feed = self._batches.data.make_feed(stored, self.clients, *feed_options)
         ragged = bool(np.any(self.sizes != self.sizes[:1]))
         self._device_sizes = torch.as_tensor(self.sizes, device=self.rows.device) if ragged else None
 
-    def active_rows(self) -> list[int]:
+    def active_row_counts(self) -> list[int]:
         """[S] number of rows that take each step; empty without rows."""
         number = np.arange(self.steps.max(initial=0))
         return np.count_nonzero(self.steps[:, None] > number, axis=0).tolist()

@@ -1,6 +1,6 @@
-"""The samples of each virtual client, with two kinds of access: training batches, and a fixed sample. `Stored` and
-`Drawn` are the two implementations: samples assigned by a partition, and fresh samples of a stream. Other modules use
-this interface only.
+"""The samples of each virtual client, with two kinds of access: training batches, and a fixed sample.
+`StoredClientData` and `StreamClientData` are the two implementations: samples assigned by a partition, and fresh
+samples of a stream. Other modules use this interface only.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Batch = dict[str, Tensor]
 STREAM_DRAW_PURPOSES = (rng.Purpose.NOISE, rng.Purpose.CONTAMINATION)  # base randomness of a stream's samples
 
 
-class Keys:
+class BatchKeys:
     """The keys of c rows in a round, by purpose and local step.
 
     Args:
@@ -62,12 +62,12 @@ class Keys:
         _, first_rows, inverse_index = np.unique(number, return_index=True, return_inverse=True)
         return None if len(first_rows) == len(inverse_index) else (first_rows, inverse_index)
 
-    def at(self, positions: np.ndarray) -> Keys:
+    def at(self, positions: np.ndarray) -> BatchKeys:
         """The keys of the rows at these positions."""
         t, drawn_rounds = (
             value[positions] if isinstance(value, np.ndarray) else value for value in (self.t, self.drawn_round)
         )
-        return Keys(self.seeds[positions], self.clients[positions], self.device, t, drawn_rounds)  # type: ignore[arg-type]
+        return BatchKeys(self.seeds[positions], self.clients[positions], self.device, t, drawn_rounds)  # type: ignore[arg-type]
 
     def step_keys(self, purpose: rng.Purpose, step: int, row_selection: slice) -> Tensor:
         """[c'] keys of some rows at a local step."""
@@ -77,7 +77,7 @@ class Keys:
         """[s, c'] keys of some rows at some local steps, in one call."""
         fixed_key = self.drawn_round is not None and purpose in STREAM_DRAW_PURPOSES
         number = np.zeros(len(steps), dtype=np.int64) if fixed_key else np.arange(steps.start, steps.stop)
-        keys = rng.fold_host(self.round_keys(purpose)[row_selection], number[:, None])
+        keys = rng.fold_in_host(self.round_keys(purpose)[row_selection], number[:, None])
         return torch.as_tensor(keys).to(self.device, non_blocking=True)
 
 
@@ -119,11 +119,13 @@ class ClientData(ABC):
         """
 
     @abstractmethod
-    def one_epoch(self, local_work: LocalWork) -> LocalWork:
+    def one_epoch_work(self, local_work: LocalWork) -> LocalWork:
         """The workload of one pass over a client's data; for a stream, `local_work` itself."""
 
     @abstractmethod
-    def feed(self, rows: Tensor, clients: Tensor, keys: Keys, load: Workload, sizes: np.ndarray, sampling: str) -> Feed:
+    def make_feed(
+        self, rows: Tensor, clients: Tensor, keys: BatchKeys, load: Workload, sizes: np.ndarray, sampling: str
+    ) -> Feed:
         """The training samples of c rows in a round.
 
         Args:
@@ -145,7 +147,7 @@ class ClientData(ABC):
         self, rows: Tensor, width: int, dtype: torch.dtype, purpose: rng.Purpose, by_seed: bool = False
     ) -> Batch:
         """A client's fixed samples, the same in every call. Stored samples are an evenly spaced subsample of the
-        client's; those of a stream represent its law (`Stream.exact`), which does not depend on the seed.
+        client's; those of a stream represent its law (`StreamDataset.exact`), which does not depend on the seed.
 
         Args:
             rows: [n] virtual clients.
@@ -159,7 +161,7 @@ class ClientData(ABC):
         """
 
     @abstractmethod
-    def shared_by(self, members: Federation, dataset: Dataset) -> ClientData:
+    def data_for_members(self, members: Federation, dataset: Dataset) -> ClientData:
         """The samples for `members.clients` members of each client: the same stored samples for all members, or a
         stream of `dataset` per member.
         """
@@ -179,9 +181,9 @@ class ClientData(ABC):
         """[R, m, d] float64 the mean of every client's (flattened) x; None if unknown."""
 
     def two_samples(self, dtype: torch.dtype) -> Batch:
-        """Two samples for trial evaluations, see `first_samples`."""
-        return self.first_samples(2, dtype)
+        """Two samples for trial evaluations, see `example_samples`."""
+        return self.example_samples(2, dtype)
 
     @abstractmethod
-    def first_samples(self, count: int, dtype: torch.dtype) -> Batch:
+    def example_samples(self, count: int, dtype: torch.dtype) -> Batch:
         """'x' [count, …] as model input, 'y' [count, …] if there are targets, and further inputs."""

@@ -10,7 +10,8 @@ from fedsim.data.samples.client_data import Batch, ClientData
 
 
 class ClientSamples:
-    """Up to `limit` samples of each virtual client; those of a stream have the moments of its law (`Stream.exact`).
+    """Up to `limit` samples of each virtual client; those of a stream have the moments of its law
+    (`StreamDataset.exact`).
 
     Args:
         data: training or validation samples of clients.

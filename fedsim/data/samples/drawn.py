@@ -15,14 +15,14 @@ from fedsim.core.errors import ConfigError
 from fedsim.core.federation import Federation
 from fedsim.core.structural_equality import structurally_equal
 from fedsim.data.datasets import Dataset
-from fedsim.data.samples.client_data import Batch, ClientData, Keys
+from fedsim.data.samples.client_data import Batch, BatchKeys, ClientData
 from fedsim.data.samples.work import LocalWork, Workload
 
 MAX_NUMBERS_DRAWN_AHEAD = 2**18  # numbers drawn at once: those of one large batch, or of many small ones
 DEFAULT_SAMPLES_PER_CLIENT = 1000  # default number of samples that represent a stream client's distribution
 
 
-class Drawn(ClientData):
+class StreamClientData(ClientData):
     """Client data of a stream."""
 
     def workload(self, local_work: LocalWork, rows: np.ndarray) -> Workload:
@@ -36,16 +36,16 @@ class Drawn(ClientData):
         size, per_pass = np.full(len(rows), local_work.batch_size, dtype=np.int64), np.ones(len(rows), dtype=np.int64)
         return Workload(self.federation.num_samples[rows], size, per_pass, np.full(len(rows), local_work.steps), False)
 
-    def one_epoch(self, local_work: LocalWork) -> LocalWork:
+    def one_epoch_work(self, local_work: LocalWork) -> LocalWork:
         return local_work
 
-    def feed(
-        self, rows: Tensor, clients: Tensor, keys: Keys, load: Workload, sizes: np.ndarray, sampling: str
+    def make_feed(
+        self, rows: Tensor, clients: Tensor, keys: BatchKeys, load: Workload, sizes: np.ndarray, sampling: str
     ) -> DrawnFeed:
         return DrawnFeed(self.dataset, clients, keys, sizes.shape[1])
 
     def width(self, limit: int | None, rows: np.ndarray | None = None) -> int:
-        return self.dataset.exact_size(DEFAULT_SAMPLES_PER_CLIENT if limit is None else limit)
+        return self.dataset.num_exact_samples(DEFAULT_SAMPLES_PER_CLIENT if limit is None else limit)
 
     def fixed_samples(
         self, rows: Tensor, width: int, dtype: torch.dtype, purpose: rng.Purpose, by_seed: bool = False
@@ -55,13 +55,13 @@ class Drawn(ClientData):
         keys = rng.row_keys(seeds, purpose, clients)
         return self.dataset.exact(clients, keys, width, dtype) | {"client": clients, "row": rows}
 
-    def shared_by(self, members: Federation, dataset: Dataset) -> Drawn:
-        return Drawn(dataset, members, self.drift)
+    def data_for_members(self, members: Federation, dataset: Dataset) -> StreamClientData:
+        return StreamClientData(dataset, members, self.drift)
 
     def same_samples(self, data: ClientData) -> bool:
-        return isinstance(data, Drawn) and structurally_equal(self.dataset, data.dataset)
+        return isinstance(data, StreamClientData) and structurally_equal(self.dataset, data.dataset)
 
-    def concatenate(self, data_list: Sequence[ClientData]) -> Drawn:
+    def concatenate(self, data_list: Sequence[ClientData]) -> StreamClientData:
         return self  # a client's draws depend only on its number and on keys
 
     def means(self) -> Tensor | None:
@@ -71,7 +71,7 @@ class Drawn(ClientData):
         means = means[: self.federation.clients]
         return means.expand(self.federation.num_replicates, *means.shape)
 
-    def first_samples(self, count: int, dtype: torch.dtype) -> Batch:
+    def example_samples(self, count: int, dtype: torch.dtype) -> Batch:
         zero_client = torch.zeros(1, dtype=torch.int64, device=self.federation.device)
         drawn_samples = self.dataset.draw(zero_client, zero_client, count, dtype)
         return {name: drawn_samples[name][0] for name in ("x", "y") if name in drawn_samples}
@@ -82,12 +82,12 @@ class DrawnFeed:
     whose replicates or runs differ in a numeric setting, have equal samples, which are drawn once.
     """
 
-    def __init__(self, stream: Dataset, clients: Tensor, keys: Keys, steps: int) -> None:
+    def __init__(self, stream: Dataset, clients: Tensor, keys: BatchKeys, steps: int) -> None:
         self.stream, self.clients, self.keys, self.steps = stream, clients, keys, steps
         self._drawn_ahead: tuple[range, Batch] = (range(0), {})
 
     @functools.cached_property
-    def _drawn_rows(self) -> tuple[Keys, Tensor, Tensor | None]:
+    def _distinct_drawn_rows(self) -> tuple[BatchKeys, Tensor, Tensor | None]:
         """Keys and clients [u] of the samples that are drawn, and the index of each row's [c] among them."""
         distinct_rows_and_inverse = self.keys.distinct_rows()
         if distinct_rows_and_inverse is None:
@@ -102,7 +102,7 @@ class DrawnFeed:
         if (row_selection.start, row_selection.stop) != (0, len(clients)):
             keys = self.keys.step_keys(rng.Purpose.NOISE, step, row_selection)
             return dict(self.stream.draw(clients[row_selection], keys, width, dtype))
-        drawing, clients, inverse_index = self._drawn_rows
+        drawing, clients, inverse_index = self._distinct_drawn_rows
         steps, drawn_samples = self._drawn_ahead
         if step not in steps:
             max_steps = MAX_NUMBERS_DRAWN_AHEAD // (len(clients) * width * math.prod(self.stream.shape))

@@ -16,11 +16,11 @@ from fedsim.core.structural_equality import structurally_equal
 from fedsim.data.datasets import Dataset
 from fedsim.data.drift import Drift
 from fedsim.data.partition import Table
-from fedsim.data.samples.client_data import Batch, ClientData, Keys
+from fedsim.data.samples.client_data import Batch, BatchKeys, ClientData
 from fedsim.data.samples.work import LocalWork, Workload
 
 
-class Stored(ClientData):
+class StoredClientData(ClientData):
     """Client data given by an index table per replicate.
 
     Args:
@@ -66,23 +66,23 @@ class Stored(ClientData):
             sample_counts, size, per_pass, steps, local_work.sampling == "pass" and not local_work.drop_last
         )
 
-    def one_epoch(self, local_work: LocalWork) -> LocalWork:
+    def one_epoch_work(self, local_work: LocalWork) -> LocalWork:
         return dataclasses.replace(local_work, steps=None, epochs=1)
 
-    def feed(
-        self, rows: Tensor, clients: Tensor, keys: Keys, load: Workload, sizes: np.ndarray, sampling: str
-    ) -> StoredFeed:
+    def make_feed(
+        self, rows: Tensor, clients: Tensor, keys: BatchKeys, load: Workload, sizes: np.ndarray, sampling: str
+    ) -> StoredBatchFeed:
         of_batches = keys.round_keys(rng.Purpose.BATCH)
         device = self.order.device
         if self.several:
-            distinct_rows, representative = duplicate_rows(of_batches, load)
+            distinct_rows, representative = group_equal_draws(of_batches, load)
             sample_positions = positions(
                 of_batches[distinct_rows], load.select_rows(distinct_rows), sizes.shape[1], sampling, device
             )
             sample_positions = sample_positions[:, torch.as_tensor(representative, device=device)]
         else:
             sample_positions = positions(of_batches, load, sizes.shape[1], sampling, device)
-        return StoredFeed(self, self.order[self.offsets[rows][:, None] + sample_positions], clients, keys)
+        return StoredBatchFeed(self, self.order[self.offsets[rows][:, None] + sample_positions], clients, keys)
 
     def width(self, limit: int | None, rows: np.ndarray | None = None) -> int:
         max_size = int((self.sizes if rows is None else self.sizes[rows]).max())
@@ -93,10 +93,12 @@ class Stored(ClientData):
     ) -> Batch:
         numbers, real_mask = self.numbers(rows, width)
         batch = self.gather(numbers, dtype)
-        batch["x"] = self.skewed(self.dataset.prepare(batch["x"], dtype), rows % self.federation.clients, numbers)
+        batch["x"] = self.apply_feature_skew(
+            self.dataset.prepare(batch["x"], dtype), rows % self.federation.clients, numbers
+        )
         return batch | {"weight": real_mask.to(dtype), "client": rows % self.federation.clients, "row": rows}
 
-    def skewed(self, x: Tensor, client: Tensor, numbers: Tensor) -> Tensor:
+    def apply_feature_skew(self, x: Tensor, client: Tensor, numbers: Tensor) -> Tensor:
         """Prepared inputs [n, B, …] of samples [n, B], with the feature skew of clients [n]."""
         return x if self.skew is None else self.skew(x, client, numbers)
 
@@ -134,7 +136,7 @@ class Stored(ClientData):
         batch = {"x": data.inputs(samples.reshape(-1)).reshape(*samples.shape, *data.shape)}
         return batch | data.extra_inputs(data.more, samples.to(torch.int64), dtype) if data.more else batch
 
-    def shared_by(self, members: Federation, dataset: Dataset) -> Stored:
+    def data_for_members(self, members: Federation, dataset: Dataset) -> StoredClientData:
         data_view = copy.copy(self)
         data_view.federation, data_view.dataset = members, dataset
         data_view.offsets = self.offsets.repeat_interleave(members.clients // self.federation.clients)
@@ -143,15 +145,15 @@ class Stored(ClientData):
 
     def same_samples(self, data: ClientData) -> bool:
         return (
-            isinstance(data, Stored)
+            isinstance(data, StoredClientData)
             and structurally_equal(self.dataset, data.dataset)
             and structurally_equal(self.skew, data.skew)
         )
 
-    def concatenate(self, data_list: Sequence[ClientData]) -> Stored:
+    def concatenate(self, data_list: Sequence[ClientData]) -> StoredClientData:
         joint_data, stored_list = (
             copy.copy(self),
-            [self, *(stored for stored in data_list if isinstance(stored, Stored))],
+            [self, *(stored for stored in data_list if isinstance(stored, StoredClientData))],
         )
         starts = np.cumsum([0, *(len(data.order) for data in stored_list[:-1])])
         joint_data.order = torch.cat([data.order for data in stored_list])
@@ -169,7 +171,7 @@ class Stored(ClientData):
         sums = x.new_zeros(len(sizes), x.shape[1]).index_add_(0, owner, x)
         return (sums / sizes.clamp(min=1)[:, None]).unflatten(0, (self.federation.num_replicates, -1))
 
-    def first_samples(self, count: int, dtype: torch.dtype) -> Batch:
+    def example_samples(self, count: int, dtype: torch.dtype) -> Batch:
         data = self.dataset
         # Spread over the data set, which may be sorted by label; repeated if there are fewer samples.
         numbers = (
@@ -181,10 +183,10 @@ class Stored(ClientData):
         return batch | {"x": data.prepare(batch["x"], dtype)}
 
 
-class StoredFeed:
+class StoredBatchFeed:
     """The batches of some rows by the numbers [S, c, B] of their samples, all drawn at once."""
 
-    def __init__(self, data: Stored, numbers: Tensor, clients: Tensor, keys: Keys) -> None:
+    def __init__(self, data: StoredClientData, numbers: Tensor, clients: Tensor, keys: BatchKeys) -> None:
         self.data, self.numbers, self.clients, self.keys = data, numbers, clients, keys
         self._labels: Batch | None = None
 
@@ -198,7 +200,7 @@ class StoredFeed:
         batch["x"] = dataset.prepare(batch["x"], dtype)
         if augment is not None and augment.border == "mean":  # the mean colour is zero after normalisation
             batch["x"] = augment(batch["x"], self.keys.step_keys(rng.Purpose.AUGMENT, step, row_selection))
-        batch["x"] = self.data.skewed(batch["x"], self.clients[row_selection], numbers)
+        batch["x"] = self.data.apply_feature_skew(batch["x"], self.clients[row_selection], numbers)
         return batch
 
     def _y(self, step: int, row_selection: slice, width: int, dtype: torch.dtype) -> Batch:
@@ -258,21 +260,21 @@ def permutations(keys: np.ndarray, load: Workload, device: torch.device) -> tupl
     length = load.num_samples[row]
     starts = np.cumsum(length) - length
     pass_starts, last_passes = starts[np.cumsum(num_passes) - num_passes], num_passes - 1
-    folded = _to_device(rng.fold_host(keys[row], pass_number)[:, None], device)
+    folded = _to_device(rng.fold_in_host(keys[row], pass_number)[:, None], device)
     unshuffled_mask = _to_device(full_batch_mask[row, None], device) if full_batch_mask.any() else None
     if np.ptp(length) == 0:  # many short sorts are faster than a long one
         slot = torch.arange(int(length[0]), dtype=torch.int32, device=device)
         random = rng.random_bits(folded, slot)
         random = random if unshuffled_mask is None else torch.where(unshuffled_mask, slot, random)
-        return sort_slots(random, slot, int(length[0])).flatten(), pass_starts, last_passes
+        return sort_slots_by_random(random, slot, int(length[0])).flatten(), pass_starts, last_passes
     segment = torch.as_tensor(np.repeat(np.arange(len(row)), length), device=device)
     slot = torch.as_tensor(np.arange(len(segment)) - np.repeat(starts, length), device=device)
     random = rng.random_bits(folded[segment, 0], slot)
     random = random if unshuffled_mask is None else torch.where(unshuffled_mask[segment, 0], slot, random)
-    return sort_slots(random, slot, int(length.max()), segment, len(row)), pass_starts, last_passes
+    return sort_slots_by_random(random, slot, int(length.max()), segment, len(row)), pass_starts, last_passes
 
 
-def sort_slots(
+def sort_slots_by_random(
     random: Tensor, slot: Tensor, num_slots: int, segment: Tensor | None = None, segments: int = 1
 ) -> Tensor:
     """Slots sorted by their random numbers, ties by slot: along the last dimension, or within consecutive segments.
@@ -299,7 +301,7 @@ def sort_slots(
     return sorted_keys & ((1 << width) - 1)
 
 
-def duplicate_rows(keys: np.ndarray, load: Workload) -> tuple[np.ndarray, np.ndarray]:
+def group_equal_draws(keys: np.ndarray, load: Workload) -> tuple[np.ndarray, np.ndarray]:
     """Rows with equal draws, by keys [c] and load: the first row of each group, and the group of each row [c]."""
     signatures = np.stack([keys, load.num_samples, load.size, load.per_pass, load.steps], axis=1)
     _, first_rows, signature_number = np.unique(signatures, axis=0, return_index=True, return_inverse=True)

@@ -1,6 +1,6 @@
 """User-defined metrics: metrics of torchmetrics by name, and your own functions and classes."""
 
-from fedsim.evaluation.metrics.collection import Metrics, target_of
+from fedsim.evaluation.metrics.collection import UserMetrics, target_of
 from fedsim.evaluation.metrics.entries import parse_metrics, possible_columns
 
-__all__ = ["Metrics", "parse_metrics", "possible_columns", "target_of"]
+__all__ = ["UserMetrics", "parse_metrics", "possible_columns", "target_of"]

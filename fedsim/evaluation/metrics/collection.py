@@ -14,13 +14,13 @@ from fedsim.evaluation.metrics.entries import METRIC_DIRECTIONS, parse_metrics
 from fedsim.evaluation.metrics.metric import Metric, build_metric, error_context
 from fedsim.evaluation.metrics.named import RANKED_METRIC_NEEDS_NEGATIVES, PredictionTask
 from fedsim.evaluation.metrics.tallies import PerSampleMetric
-from fedsim.models import RowModel
+from fedsim.models import StatelessModel
 
 MAX_STORED_BYTES = 2**30  # bytes of outputs that each metric of a whole test set may store
 WORST_CLIENTS_DIVISOR = 10  # the worst clients are one in this many
 
 
-class Metrics:
+class UserMetrics:
     """The metrics that a user adds to losses and accuracies.
 
     Args:
@@ -31,7 +31,7 @@ class Metrics:
         ConfigError: a metric is unknown, has other arguments, or does not fit the run's outputs and targets.
     """
 
-    def __init__(self, metric_config: Any, model: RowModel, data: ClientData) -> None:
+    def __init__(self, metric_config: Any, model: StatelessModel, data: ClientData) -> None:
         self.metrics: list[Metric] = []
         if not (metric_entries := parse_metrics(metric_config)):
             return
@@ -146,7 +146,7 @@ class Metrics:
                     values[k, i] = metric.accumulator.value()
         return values
 
-    def pooled(self, replicates: int) -> PooledMetricAccumulator:
+    def pooled_accumulator(self, replicates: int) -> PooledMetricAccumulator:
         """The accumulator of every replicate's metrics on one set."""
         return PooledMetricAccumulator(self, replicates)
 
@@ -154,7 +154,7 @@ class Metrics:
 class PooledMetricAccumulator:
     """Metrics [R] of a whole set, whose batches all replicates process together."""
 
-    def __init__(self, metrics: Metrics, replicates: int) -> None:
+    def __init__(self, metrics: UserMetrics, replicates: int) -> None:
         self.metrics = metrics
         self.accumulators = [[metric.accumulator.new_like() for _ in range(replicates)] for metric in metrics.metrics]
         self.has_nan_outputs = torch.zeros(replicates, dtype=torch.bool)

@@ -22,7 +22,7 @@ BUILT_IN_COLUMNS = ("loss", "accuracy")  # names of built-in columns
 
 
 @dataclass(frozen=True)
-class Entry:
+class RequestedMetric:
     """One requested metric.
 
     Attributes:
@@ -46,7 +46,7 @@ class Entry:
         return (self.name or _callable_path(self.target)) + (f"({argument_text})" if argument_text else "")
 
 
-def parse_metrics(metrics: Any) -> list[Entry]:
+def parse_metrics(metrics: Any) -> list[RequestedMetric]:
     """The requested metrics.
 
     Raises:
@@ -54,7 +54,7 @@ def parse_metrics(metrics: Any) -> list[Entry]:
     """
     if isinstance(metrics, (str, Mapping)) or not isinstance(metrics, Iterable):
         raise ConfigError(f"metrics={metrics!r} must be a list of {METRIC_FORMS_TEXT}")
-    parsed_entries = [_parse_entry(metric) for metric in metrics]
+    parsed_entries = [_parse_metric_entry(metric) for metric in metrics]
     columns = [entry.column for entry in parsed_entries]
     for column in columns:
         base_column = re.sub(r"_(median|worst10|by_client)$", "", column)
@@ -83,7 +83,7 @@ def possible_columns(metrics: Any) -> set[str]:
     return columns
 
 
-def _parse_entry(metric: Any) -> Entry:
+def _parse_metric_entry(metric: Any) -> RequestedMetric:
     if callable(metric):
         metric = {"_target_": metric}
     elif isinstance(metric, str):
@@ -104,7 +104,7 @@ def _parse_entry(metric: Any) -> Entry:
     better_direction = metric.get("better")
     if better_direction is not None:
         checks.check_choice("metrics: better", better_direction, METRIC_DIRECTIONS)
-    return Entry(column, name, target, better_direction, arguments)
+    return RequestedMetric(column, name, target, better_direction, arguments)
 
 
 def _callable_path(target: Any) -> str:

@@ -15,8 +15,8 @@ from torch import Tensor
 from fedsim.core import targets
 from fedsim.core.errors import ConfigError
 from fedsim.evaluation.columns import UNKNOWN_DIRECTION_TEXT
-from fedsim.evaluation.metrics.entries import METRIC_DIRECTIONS, Entry
-from fedsim.evaluation.metrics.named import PredictionTask, named_metric, prepare_torchmetrics
+from fedsim.evaluation.metrics.entries import METRIC_DIRECTIONS, RequestedMetric
+from fedsim.evaluation.metrics.named import PredictionTask, named_metric, prepare_torchmetrics_import
 from fedsim.evaluation.metrics.tallies import (
     MetricAccumulator,
     PerSampleMetric,
@@ -34,7 +34,7 @@ def _is_metric(candidate: Any) -> bool:
 
 # The modules of torchmetrics whose metrics need outputs and targets only; others download models.
 TORCHMETRICS_DOMAINS = ("classification", "regression", "segmentation", "nominal", "clustering", "text.perplexity")
-METRIC_KIND = targets.TargetKind(
+METRIC_KIND = targets.ComponentKind(
     "a metric",
     modules=tuple(
         f"torchmetrics.{prefix}{domain}" for prefix in ("", "functional.") for domain in TORCHMETRICS_DOMAINS
@@ -77,7 +77,7 @@ class Metric:
         return f"; {self.better_direction} is better" if self.better_direction else UNKNOWN_DIRECTION_TEXT
 
 
-def build_metric(entry: Entry, task: PredictionTask, output: Tensor, target: Tensor, dataset: str) -> Metric:
+def build_metric(entry: RequestedMetric, task: PredictionTask, output: Tensor, target: Tensor, dataset: str) -> Metric:
     """Build the metric and check it on two and on three samples."""
     if entry.name is not None:
         accumulator: MetricAccumulator = named_metric(entry.name, entry.arguments, task, dataset)
@@ -93,7 +93,7 @@ def build_metric(entry: Entry, task: PredictionTask, output: Tensor, target: Ten
             else _function_accumulator(implementation, output, target)
         )
     if isinstance(accumulator, StreamedMetric):
-        _without_sync(accumulator.metric, output.device)
+        _disable_metric_sync(accumulator.metric, output.device)
     original_tensors = output.clone(), target.clone()
     first_value, second_value = (_accumulated_value(accumulator, output, target) for _ in range(2))
     if not all(
@@ -114,13 +114,13 @@ def build_metric(entry: Entry, task: PredictionTask, output: Tensor, target: Ten
     return Metric(entry.column, entry.label, better_direction, accumulator, minimum_samples, bytes_each)
 
 
-def _user_implementation(entry: Entry) -> Any:
+def _user_implementation(entry: RequestedMetric) -> Any:
     """A callable or object of the user, with its arguments."""
     target = entry.target
     if isinstance(target, str):
         try:
             if target.startswith("torchmetrics."):
-                prepare_torchmetrics()
+                prepare_torchmetrics_import()
             target = targets.resolve_target("metrics: _target_", target, METRIC_KIND)
         except ConfigError:
             raise
@@ -146,7 +146,7 @@ def _function_accumulator(function: Callable[..., Any], output: Tensor, target: 
     return PerSampleMetric(function)
 
 
-def _without_sync(metric: Any, device: torch.device) -> None:
+def _disable_metric_sync(metric: Any, device: torch.device) -> None:
     """Disable the synchronisation of a metric, since all ranks evaluate the whole set."""
     for name in ("sync_on_compute", "_to_sync"):
         if hasattr(metric, name):

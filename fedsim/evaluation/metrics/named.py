@@ -119,15 +119,15 @@ class RankedTorchMetric(TorchMetric):
     ) -> None:
         super().__init__(metric, task, metric_task, scores=False)
         self.average, self.negatives = average, negatives
-        self._clear_ranks()
+        self._reset_counts()
 
-    def _clear_ranks(self) -> None:
+    def _reset_counts(self) -> None:
         self.positive: Tensor | int = 0
         self.count: Tensor | int = 0
 
     def reset(self) -> None:
         super().reset()
-        self._clear_ranks()
+        self._reset_counts()
 
     def update(self, output: Tensor, target: Tensor, weight: Tensor | None = None) -> None:
         preds, target = self.torchmetrics_inputs(output, target)
@@ -170,7 +170,7 @@ def named_metric(name: str, settings: Mapping[str, Any], task: PredictionTask, d
             f"metrics: perplexity needs scores of several classes, which models for dataset={dataset} do not have"
         )
     metric_task = settings.get("task", task.kind)
-    filled_arguments = _filled_arguments(metric_class, argument_names, task, metric_task)
+    filled_arguments = _task_arguments(metric_class, argument_names, task, metric_task)
     arguments = {**filled_arguments, **settings}
 
     def build(**constructor_options: Any) -> Any:
@@ -205,7 +205,7 @@ def _check_arguments(name: str, given_arguments: Mapping[str, Any], argument_nam
             )
 
 
-def _filled_arguments(
+def _task_arguments(
     metric_class: Any, argument_names: list[str], task: PredictionTask, metric_task: str | None
 ) -> dict[str, Any]:
     """The metric's arguments that follow from the task."""
@@ -224,7 +224,7 @@ def _filled_arguments(
     return {key: value for key, value in filled_arguments.items() if key in names and value is not None}
 
 
-def prepare_torchmetrics() -> None:
+def prepare_torchmetrics_import() -> None:
     """Prepare the import of torchmetrics: it imports torchvision, which may need a workaround, and it repeats a warning
     for every client that lacks a class.
     """
@@ -235,7 +235,7 @@ def prepare_torchmetrics() -> None:
 def _lookup_metric(name: str) -> tuple[Callable[..., Any], Callable[..., Any]]:
     """The function of torchmetrics with this name, and its class."""
     try:
-        prepare_torchmetrics()
+        prepare_torchmetrics_import()
         import torchmetrics.classification
         import torchmetrics.functional
         import torchmetrics.regression

@@ -15,10 +15,10 @@ from fedsim.data.samples import ClientData
 from fedsim.evaluation.performative.risk import Risk
 from fedsim.evaluation.performative.solvers import minimise
 from fedsim.evaluation.registry import DIAGNOSTICS
-from fedsim.models import RowModel
+from fedsim.models import StatelessModel
 from fedsim.models.losses import weighted_mean
 from fedsim.shift import Shift
-from fedsim.shift.shift import by_client, pad_batches
+from fedsim.shift.shift import pad_batches, unpadded_client_batches
 
 POWER, GAP = "performative_power", "stability_gap"
 
@@ -39,7 +39,7 @@ class PerformativeDiagnostics:
         ConfigError: the data do not react to the model, or only by weights, or parts of the model stay with clients.
     """
 
-    def __init__(self, diagnostics: Sequence[str], model: RowModel, shift: Shift, data: ClientData) -> None:
+    def __init__(self, diagnostics: Sequence[str], model: StatelessModel, shift: Shift, data: ClientData) -> None:
         self.columns = {
             name: DIAGNOSTICS[name].description
             for key, name in (("power", POWER), ("stability", GAP))
@@ -61,39 +61,39 @@ class PerformativeDiagnostics:
             )
 
     @cached_property
-    def risks(self) -> list[Risk]:
+    def replicate_risks(self) -> list[Risk]:
         """The risk of every replicate."""
         return [Risk(self.model, self.shift, self.data, r) for r in range(self.data.federation.num_replicates)]
 
     @torch.no_grad()
     def __call__(self, models: Tensor, t: int = 0) -> dict[str, np.ndarray]:
         """Column → [R], of models [R, d] on the data of round t."""
-        measures = {POWER: self._power, GAP: self._gap}
-        risks = [risk.at(t) for risk in self.risks] if self.columns else []
+        measures = {POWER: self._performative_power, GAP: self._stability_gap}
+        risks = [risk.at(t) for risk in self.replicate_risks] if self.columns else []
         pairs = list(zip(risks, models.to(torch.float64), strict=True)) if self.columns else []
         return {name: np.array([measures[name](risk, theta) for risk, theta in pairs]) for name in self.columns}
 
-    def _power(self, risk: Risk, theta: Tensor) -> float:
+    def _performative_power(self, risk: Risk, theta: Tensor) -> float:
         if self.shift.runs_unpadded:
-            client_batches = by_client(risk.base)
+            client_batches = unpadded_client_batches(risk.base)
             at_model, at_zero = (
                 pad_batches([self.shift(client_batch, point) for client_batch in client_batches])
                 for point in (theta, torch.zeros_like(theta))
             )
-            return self._distance(at_model, at_zero, at_model["weight"], risk.weights)
+            return self._mean_displacement(at_model, at_zero, at_model["weight"], risk.weights)
         of_clients = vmap(self.shift, in_dims=(0, None))
         at_model, at_zero = of_clients(risk.base, theta), of_clients(risk.base, torch.zeros_like(theta))
-        return self._distance(at_model, at_zero, risk.base.get("weight"), risk.weights)
+        return self._mean_displacement(at_model, at_zero, risk.base.get("weight"), risk.weights)
 
     @staticmethod
-    def _distance(
+    def _mean_displacement(
         batch: dict[str, Tensor], other_batch: dict[str, Tensor], weight: Tensor | None, of_clients: Tensor
     ) -> float:
         float_names = [name for name in ("x", "y") if name in batch and batch[name].is_floating_point()]
         displacements = [(batch[name] - other_batch[name]).reshape(*batch[name].shape[:2], -1) for name in float_names]
         return float(weighted_mean(torch.cat(displacements, 2).norm(dim=2), weight) @ of_clients)
 
-    def _gap(self, risk: Risk, theta: Tensor) -> float:
+    def _stability_gap(self, risk: Risk, theta: Tensor) -> float:
         if not torch.isfinite(theta).all():
             return float("nan")
         best = minimise(lambda point: risk(point, theta), theta, self.shift.box)

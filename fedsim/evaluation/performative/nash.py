@@ -14,7 +14,7 @@ from fedsim.evaluation.performative.solvers import (
     find_zero,
     free_coordinates,
     project_onto_box,
-    slowest_decay,
+    slowest_decay_rate,
 )
 from fedsim.evaluation.performative.stable import STABLE_POINT_TOLERANCE
 from fedsim.shift import Players
@@ -37,16 +37,19 @@ def nash_point(risk: Risk, start: Tensor, box: BoxBounds = None, tolerance: floa
     clients = risk.base["client"]
     own_masks = torch.stack([shift.client_block_mask(client, risk.weights) for client in clients])  # [m, d]
 
-    def losses(theta: Tensor) -> Tensor:
-        return vmap(risk.of_client, in_dims=(None, None, 0))(theta, theta, risk.base)
+    def losses_of_players(theta: Tensor) -> Tensor:
+        return vmap(risk.client_risk, in_dims=(None, None, 0))(theta, theta, risk.base)
 
-    def field(theta: Tensor) -> Tensor:
+    def gradient_field(theta: Tensor) -> Tensor:
         risk.search.count_evaluation()
-        return (jacrev(losses, chunk_size=JACOBIAN_ROWS_AT_ONCE)(theta) * own_masks).sum(0)
+        return (jacrev(losses_of_players, chunk_size=JACOBIAN_ROWS_AT_ONCE)(theta) * own_masks).sum(0)
 
     risk.search.activity = "searching for the Nash equilibrium by gradients"
-    slope = jacrev(field, chunk_size=JACOBIAN_ROWS_AT_ONCE)
-    point = find_zero(field, slope, project_onto_box(start.detach().to(torch.float64), box), box, tolerance)
-    if point is None or slowest_decay(slope(point), free_coordinates(point, field(point), box)) <= FLAT_CURVATURE_RATIO:
+    slope = jacrev(gradient_field, chunk_size=JACOBIAN_ROWS_AT_ONCE)
+    point = find_zero(gradient_field, slope, project_onto_box(start.detach().to(torch.float64), box), box, tolerance)
+    if (
+        point is None
+        or slowest_decay_rate(slope(point), free_coordinates(point, gradient_field(point), box)) <= FLAT_CURVATURE_RATIO
+    ):
         raise NoReferenceError("shift=players has no Nash equilibrium that gradient play reaches; lower shift.coupling")
     return point

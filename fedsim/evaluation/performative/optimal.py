@@ -15,7 +15,7 @@ from fedsim.evaluation.performative.solvers import (
     minimise,
     project_onto_box,
     residual,
-    slowest_decay,
+    slowest_decay_rate,
 )
 from fedsim.evaluation.performative.stable import MAX_JACOBIAN_PARAMETERS, STABLE_POINT_TOLERANCE
 
@@ -43,7 +43,7 @@ def optimal_point(
         risk.search.activity = (
             f"searching for θ^PO by minimising the performative risk from start {number} of {len(starts)}"
         )
-        candidate = minimise(risk.performative, project_onto_box(start.detach().to(torch.float64), box), box)
+        candidate = minimise(risk.performative_risk, project_onto_box(start.detach().to(torch.float64), box), box)
         if candidate is None:
             raise NoReferenceError(
                 f"the performative risk of shift={type(risk.shift).__name__} is unbounded below; set shift.box"
@@ -54,7 +54,7 @@ def optimal_point(
     theta = best[0]
     if len(theta) <= MAX_JACOBIAN_PARAMETERS:
         refined_point = find_zero(risk.performative_gradient, risk.performative_hessian, theta, box, tolerance)
-        if refined_point is not None and float(risk.performative(refined_point)) <= best[1] + 1e-12 * (
+        if refined_point is not None and float(risk.performative_risk(refined_point)) <= best[1] + 1e-12 * (
             1 + abs(best[1])
         ):
             theta = refined_point
@@ -69,7 +69,7 @@ def optimal_point(
     free_mask = free_coordinates(theta, gradient, box)
     if (
         len(theta) <= MAX_JACOBIAN_PARAMETERS
-        and slowest_decay(risk.performative_hessian(theta), free_mask) <= FLAT_CURVATURE_RATIO
+        and slowest_decay_rate(risk.performative_hessian(theta), free_mask) <= FLAT_CURVATURE_RATIO
     ):
         raise NoReferenceError(
             f"the performative risk of shift={type(risk.shift).__name__} has no isolated minimum; set model.ridge"

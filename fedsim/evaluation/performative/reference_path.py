@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fedsim.core.errors import NoReferenceError
-from fedsim.core.numerical import is_numerical
+from fedsim.core.numerical import is_numerical_error
 from fedsim.data.samples import ClientData
 from fedsim.evaluation.performative.nash import nash_point
 from fedsim.evaluation.performative.optimal import optimal_point
@@ -19,8 +19,8 @@ from fedsim.evaluation.performative.references import (
     MINIMISER,
     References,
     ReplicateReferences,
-    points_at,
-    reason_not_computed,
+    find_replicate_references,
+    no_reference_points_reason,
     sought_points,
 )
 from fedsim.evaluation.performative.risk import Risk
@@ -30,10 +30,10 @@ from fedsim.evaluation.performative.solvers import (
     BoxBounds,
     find_zero,
     free_coordinates,
-    slowest_decay,
+    slowest_decay_rate,
 )
 from fedsim.evaluation.performative.stable import MAX_JACOBIAN_PARAMETERS, STABLE_POINT_TOLERANCE, stable_point
-from fedsim.models import RowModel
+from fedsim.models import StatelessModel
 from fedsim.shift import Shift
 
 log = logging.getLogger(__name__)
@@ -41,7 +41,7 @@ log = logging.getLogger(__name__)
 STABLE, OPTIMAL = "distance_to_ps", "distance_to_po"
 
 
-class ReferencePath(References):
+class ReferenceTrajectory(References):
     """The reference points as functions of the round. Its entries as a dictionary are the points of round 0.
 
     The points of round 0 are searched as those of data that do not drift. From there on each search starts from the
@@ -68,7 +68,7 @@ class ReferencePath(References):
         return OPTIMAL in self or (MINIMISER in self and STABLE not in self)
 
     def at(self, t: int) -> dict[str, Tensor]:
-        solutions = self._solved_in(t)
+        solutions = self._references_of_round(t)
         points: dict[str, Tensor] = {}
         for name in self:
             point_name = STABLE if name == MINIMISER and STABLE in self else name
@@ -79,25 +79,25 @@ class ReferencePath(References):
     @torch.no_grad()
     def excess_risk(self, models: Tensor, t: int) -> np.ndarray:
         name = OPTIMAL if OPTIMAL in self else MINIMISER
-        pairs = zip(self.risks, models.to(torch.float64), self._solved_in(t), strict=True)
+        pairs = zip(self.risks, models.to(torch.float64), self._references_of_round(t), strict=True)
         return np.array(
             [
-                float(risk.at(t).performative(theta)) - solved.risks.get(name, float("nan"))
+                float(risk.at(t).performative_risk(theta)) - solved.risks.get(name, float("nan"))
                 for risk, theta, solved in pairs
             ]
         )
 
-    def _solved_in(self, t: int) -> list[ReplicateReferences]:
+    def _references_of_round(self, t: int) -> list[ReplicateReferences]:
         """Return the points of round t; points of a round without a planned evaluation are searched now."""
         if t not in self.by_round:
             solved_round = max(expected for expected in self._expected if expected <= t)
             pairs = zip(self.risks, self.by_round[solved_round], strict=True)
-            self.by_round[t] = [follow_points(risk, solved, solved_round, t) for risk, solved in pairs]
+            self.by_round[t] = [track_reference_points(risk, solved, solved_round, t) for risk, solved in pairs]
         return self.by_round[t]
 
 
-def reference_path(
-    model: RowModel,
+def reference_point_trajectory(
+    model: StatelessModel,
     shift: Shift,
     data: ClientData,
     initial: Tensor,
@@ -115,44 +115,51 @@ def reference_path(
     group, options = ("shift", shift) if shift.active else ("drift", data.drift)
     if options.references == "none":
         return References()
-    reason = reason_not_computed(model, data, options.references, group)
+    reason = no_reference_points_reason(model, data, options.references, group)
     if reason:
         log.info("reference points are %s", reason)
         return References([ReplicateReferences(verdicts=dict.fromkeys(sought_points(shift), reason)) for _ in initial])
     search = EvaluationCounter(options.references_seconds, group=group)
     risks = [Risk(model, shift, data, r, search=search) for r in range(len(initial))]
-    same_law_as, by_round = _first_with_same_law(risks, data, initial, rounds), dict[int, list[ReplicateReferences]]()
+    same_law_as, by_round = (
+        _representative_replicates(risks, data, initial, rounds),
+        dict[int, list[ReplicateReferences]](),
+    )
     for previous_round, t in zip([-1, *rounds], rounds, strict=False):
         solutions = list[ReplicateReferences]()
         for r, start in enumerate(initial.to(torch.float64)):
             if same_law_as[r] < r:
                 solutions.append(solutions[same_law_as[r]])
             elif previous_round < 0:
-                solutions.append(points_at(risks[r].at(t), start, shift.box))
+                solutions.append(find_replicate_references(risks[r].at(t), start, shift.box))
             else:
-                solutions.append(follow_points(risks[r], by_round[previous_round][r], previous_round, t))
+                solutions.append(track_reference_points(risks[r], by_round[previous_round][r], previous_round, t))
         by_round[t] = solutions
     search.seconds = None  # a point of another round, searched during the run, is no part of this search
-    return ReferencePath(risks, share(by_round))
+    return ReferenceTrajectory(risks, share(by_round))
 
 
-def _first_with_same_law(risks: Sequence[Risk], data: ClientData, initial: Tensor, rounds: Sequence[int]) -> list[int]:
+def _representative_replicates(
+    risks: Sequence[Risk], data: ClientData, initial: Tensor, rounds: Sequence[int]
+) -> list[int]:
     """[R] the first replicate with the same law in all these rounds and the same initial model: a stream's law does not
     depend on the seed, unless the drift does.
     """
     if not data.dataset.stream:
         return list(range(len(risks)))
     signatures = [
-        (np.stack([risk.displacements(t) for t in rounds]).tobytes(), model.cpu().numpy().tobytes())
+        (np.stack([risk.drift_displacements(t) for t in rounds]).tobytes(), model.cpu().numpy().tobytes())
         for risk, model in zip(risks, initial, strict=True)
     ]
     return [signatures.index(signature) for signature in signatures]
 
 
-def follow_points(risk: Risk, previous_points: ReplicateReferences, previous_round: int, t: int) -> ReplicateReferences:
+def track_reference_points(
+    risk: Risk, previous_points: ReplicateReferences, previous_round: int, t: int
+) -> ReplicateReferences:
     """Return the reference points of round t of one replicate, searched from those of an earlier round; the earlier
     points if the data have not moved since."""
-    if np.array_equal(risk.displacements(previous_round), risk.displacements(t)):
+    if np.array_equal(risk.drift_displacements(previous_round), risk.drift_displacements(t)):
         return previous_points
     drifted_risk, solved_points, box = risk.at(t), ReplicateReferences(), risk.shift.box
     for column, name in sought_points(risk.shift).items():
@@ -161,7 +168,7 @@ def follow_points(risk: Risk, previous_points: ReplicateReferences, previous_rou
             continue
         start, slope = previous_points.points[column], previous_points.slopes.get(column)
         try:
-            point = None if slope is None else _affine_step(drifted_risk, name, start, slope)
+            point = None if slope is None else _reused_slope_newton_step(drifted_risk, name, start, slope)
             if point is not None:
                 assert slope is not None
                 solved_points.slopes[column] = slope
@@ -182,9 +189,9 @@ def follow_points(risk: Risk, previous_points: ReplicateReferences, previous_rou
                     if name == "optimal"
                     else drifted_risk.decoupled_jacobian(point)
                 )
-            value = float(drifted_risk.performative(point))
+            value = float(drifted_risk.performative_risk(point))
         except Exception as error:
-            if not isinstance(error, NoReferenceError) and not is_numerical(error):
+            if not isinstance(error, NoReferenceError) and not is_numerical_error(error):
                 raise
             message = " ".join(str(error).split())
             log.info("no %s from round %d on: %s", column, t, message)
@@ -198,7 +205,7 @@ def follow_points(risk: Risk, previous_points: ReplicateReferences, previous_rou
     return solved_points
 
 
-def _affine_step(risk: Risk, name: str, start: Tensor, slope: Tensor) -> Tensor | None:
+def _reused_slope_newton_step(risk: Risk, name: str, start: Tensor, slope: Tensor) -> Tensor | None:
     """[d] a point after one Newton step with the slope of an earlier round; None unless it is a zero of its field.
 
     Where the drift moves the zero of an affine field, this is exact, and what was checked of the slope still holds.
@@ -219,6 +226,6 @@ def _followed_optimum(risk: Risk, start: Tensor, other_starts: list[Tensor], box
         point = find_zero(risk.performative_gradient, risk.performative_hessian, start, box, STABLE_POINT_TOLERANCE)
         if point is not None:
             is_free = free_coordinates(point, risk.performative_gradient(point), box)
-            if slowest_decay(risk.performative_hessian(point), is_free) > FLAT_CURVATURE_RATIO:
+            if slowest_decay_rate(risk.performative_hessian(point), is_free) > FLAT_CURVATURE_RATIO:
                 return point
     return optimal_point(risk, [start, *other_starts], box)

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.func import grad
 
 from fedsim.core.errors import ConfigError, NoReferenceError
-from fedsim.core.numerical import is_numerical
+from fedsim.core.numerical import is_numerical_error
 from fedsim.data.samples import ClientData
 from fedsim.evaluation.performative.nash import nash_point
 from fedsim.evaluation.performative.optimal import optimal_point
@@ -21,7 +21,7 @@ from fedsim.evaluation.performative.risk import Risk
 from fedsim.evaluation.performative.search import EvaluationCounter
 from fedsim.evaluation.performative.solvers import BoxBounds
 from fedsim.evaluation.performative.stable import stable_point
-from fedsim.models import RowModel
+from fedsim.models import StatelessModel
 from fedsim.shift import NoShift, Players, Shift
 
 log = logging.getLogger(__name__)
@@ -110,7 +110,7 @@ class References(dict[str, Tensor]):
         return summary
 
 
-def references(model: RowModel, shift: Shift, data: ClientData, initial: Tensor) -> References:
+def references(model: StatelessModel, shift: Shift, data: ClientData, initial: Tensor) -> References:
     """θ^PS and θ^PO of every replicate, if they exist; missing points are logged.
 
     Args:
@@ -119,7 +119,7 @@ def references(model: RowModel, shift: Shift, data: ClientData, initial: Tensor)
     """
     if not shift.active or shift.references == "none":
         return References()
-    reason = reason_not_computed(model, data, shift.references)
+    reason = no_reference_points_reason(model, data, shift.references)
     if reason:
         log.info("θ^PS and θ^PO are %s", reason)
         return References([ReplicateReferences(verdicts=dict.fromkeys(sought_points(shift), reason)) for _ in initial])
@@ -129,11 +129,11 @@ def references(model: RowModel, shift: Shift, data: ClientData, initial: Tensor)
         if same_law_replicates:  # a stream's law does not depend on the seed
             solutions.append(solutions[same_law_replicates[0]])
         else:
-            solutions.append(points_at(Risk(model, shift, data, r, search=search), start, shift.box))
+            solutions.append(find_replicate_references(Risk(model, shift, data, r, search=search), start, shift.box))
     return References(solutions)
 
 
-def unshifted_minimisers(model: RowModel, data: ClientData, initial: Tensor) -> Tensor:
+def unshifted_minimisers(model: StatelessModel, data: ClientData, initial: Tensor) -> Tensor:
     """[R, d] float64 minimisers of the risk on the clients' data before any model is deployed.
 
     Args:
@@ -152,7 +152,7 @@ def unshifted_minimisers(model: RowModel, data: ClientData, initial: Tensor) -> 
             ]
         )
     except Exception as error:
-        if not isinstance(error, NoReferenceError) and not is_numerical(error):
+        if not isinstance(error, NoReferenceError) and not is_numerical_error(error):
             raise
         raise ConfigError(f"start=erm, but {' '.join(str(error).split())}") from error
 
@@ -164,7 +164,9 @@ def sought_points(shift: Shift) -> dict[str, str]:
     return POINT_NAME_BY_COLUMN | (GAME_POINT_NAME_BY_COLUMN if isinstance(shift, Players) else {})
 
 
-def reason_not_computed(model: RowModel, data: ClientData, requested_points: str, group: str = "shift") -> str:
+def no_reference_points_reason(
+    model: StatelessModel, data: ClientData, requested_points: str, group: str = "shift"
+) -> str:
     """Return why no points are computed, or ''; `requested_points` is the value of the setting `references`."""
     if model.loss_mixes_samples:
         return "not computed: the loss is defined on batches, but these points are defined for means over samples"
@@ -176,20 +178,20 @@ def reason_not_computed(model: RowModel, data: ClientData, requested_points: str
     )
 
 
-def points_at(risk: Risk, start: Tensor, box: BoxBounds) -> ReplicateReferences:
+def find_replicate_references(risk: Risk, start: Tensor, box: BoxBounds) -> ReplicateReferences:
     """The points of one replicate, if they exist."""
     solved, starts = ReplicateReferences(), [start, torch.zeros_like(start)]
     for column, name in sought_points(risk.shift).items():
         try:
             if name == "optimal":
-                check_gradient(risk, start)
+                check_shift_gradient(risk, start)
             if name == "nash":
                 point = nash_point(risk, start, box)
             else:
                 point = optimal_point(risk, starts, box) if name == "optimal" else stable_point(risk, start, box)
-            value = float(risk.performative(point))
+            value = float(risk.performative_risk(point))
         except Exception as error:
-            if not isinstance(error, NoReferenceError) and not is_numerical(error):
+            if not isinstance(error, NoReferenceError) and not is_numerical_error(error):
                 raise
             message = " ".join(str(error).split())
             reason = message if isinstance(error, NoReferenceError) else f"the search failed: {message}"
@@ -202,7 +204,7 @@ def points_at(risk: Risk, start: Tensor, box: BoxBounds) -> ReplicateReferences:
     return solved
 
 
-def check_gradient(risk: Risk, start: Tensor) -> None:
+def check_shift_gradient(risk: Risk, start: Tensor) -> None:
     """Check that gradients flow through a user's shift; otherwise θ^PO would be wrong.
 
     Raises:
@@ -227,7 +229,7 @@ def check_gradient(risk: Risk, start: Tensor) -> None:
         )
 
 
-def too_expensive_reason(model: RowModel, data: ClientData) -> str:
+def too_expensive_reason(model: StatelessModel, data: ClientData) -> str:
     """The reason why `auto` does not compute the points, or an empty string."""
     if model.columns.has_hidden_columns:
         return "the model has columns that strategies do not see"

@@ -12,9 +12,9 @@ from torch.func import grad, jacrev, vmap
 from fedsim.core import rng
 from fedsim.data.samples import ClientData
 from fedsim.evaluation.performative.search import EvaluationCounter
-from fedsim.models import RowModel
+from fedsim.models import StatelessModel
 from fedsim.shift import Shift
-from fedsim.shift.shift import by_client
+from fedsim.shift.shift import unpadded_client_batches
 
 JACOBIAN_ROWS_AT_ONCE = 16  # rows of a Jacobian that are computed at once
 
@@ -41,7 +41,7 @@ class Risk:
 
     def __init__(
         self,
-        model: RowModel,
+        model: StatelessModel,
         shift: Shift,
         data: ClientData,
         replicate: int = 0,
@@ -67,7 +67,7 @@ class Risk:
         risk.base = self.data.drifted(self.first_base, self._rows, t)
         return risk
 
-    def displacements(self, t: int) -> np.ndarray:
+    def drift_displacements(self, t: int) -> np.ndarray:
         """[m] how far the drift has displaced the samples of each client in round t."""
         replicate, client = np.divmod(self._rows, self.data.federation.clients)
         return self.data.drift.displacement(np.full(len(client), t), replicate, client)
@@ -77,18 +77,18 @@ class Risk:
         self.search.count_evaluation()
         if self.shift.runs_unpadded:
             losses = torch.stack(
-                [self.of_client(theta, deployed, client_batch) for client_batch in by_client(self.base)]
+                [self.client_risk(theta, deployed, client_batch) for client_batch in unpadded_client_batches(self.base)]
             )
         else:
-            losses = vmap(self.of_client, in_dims=(None, None, 0))(theta, deployed, self.base)
+            losses = vmap(self.client_risk, in_dims=(None, None, 0))(theta, deployed, self.base)
         return losses @ self.weights + 0.5 * self.model.ridge * theta.square().sum()
 
-    def of_client(self, theta: Tensor, deployed: Tensor, base_samples: dict[str, Tensor]) -> Tensor:
+    def client_risk(self, theta: Tensor, deployed: Tensor, base_samples: dict[str, Tensor]) -> Tensor:
         """A client's mean loss [] on its base sample, shifted by `deployed`, without the ridge."""
         shifted_batch = self.shift.respond_differentiably(base_samples, deployed)
         return self.model.mean_loss(self.model.evaluate(theta, shifted_batch["x"]), shifted_batch)
 
-    def performative(self, theta: Tensor) -> Tensor:
+    def performative_risk(self, theta: Tensor) -> Tensor:
         """R(θ, θ) []."""
         return self(theta, theta)
 
@@ -98,7 +98,7 @@ class Risk:
 
     def performative_gradient(self, theta: Tensor) -> Tensor:
         """[d] ∇_θ R(θ, θ), through the shift."""
-        return grad(self.performative)(theta)
+        return grad(self.performative_risk)(theta)
 
     def decoupled_jacobian(self, theta: Tensor) -> Tensor:
         """[d, d] derivative of `decoupled_gradient`, including the reaction of the data."""

@@ -81,7 +81,7 @@ def find_zero(
     return None
 
 
-def slowest_decay(jacobian: Tensor, free_mask: Tensor) -> float:
+def slowest_decay_rate(jacobian: Tensor, free_mask: Tensor) -> float:
     """The slowest decay rate of a small perturbation of the free coordinates under gradient descent, relative to the
     fastest: the smallest real part of an eigenvalue. Negative if a perturbation grows; 1 if there is no free coordinate
     or no information.
@@ -100,21 +100,23 @@ def minimise(function: Callable[[Tensor], Tensor], start: Tensor, box: BoxBounds
 
     evaluate = grad_and_value(function)
 
-    def on_host(point: np.ndarray) -> tuple[float, np.ndarray]:
+    def objective_on_host(point: np.ndarray) -> tuple[float, np.ndarray]:
         gradient, value = evaluate(torch.tensor(point, dtype=torch.float64, device=start.device))
         # Copied: the last bit of a matrix product may depend on where in memory its factors begin.
         return float(value), gradient.cpu().numpy()
 
     if box is None:
-        value, gradient = (torch.tensor(v) for v in on_host(start.cpu().numpy()))
-        distant_value = on_host((start.cpu() - DIVERGENCE_NORM * gradient / gradient.norm().clamp(min=1e-300)).numpy())[
-            0
-        ]
+        value, gradient = (torch.tensor(v) for v in objective_on_host(start.cpu().numpy()))
+        distant_value = objective_on_host(
+            (start.cpu() - DIVERGENCE_NORM * gradient / gradient.norm().clamp(min=1e-300)).numpy()
+        )[0]
         if distant_value < value:  # a lower value at a point that is not returned as minimiser
             return None
     bounds = None if box is None else [box] * len(start)
     options = {"maxiter": 2000, "maxfun": 5000, "ftol": 0.0, "gtol": 1e-12, "maxcor": 20}
-    result = minimize(on_host, start.cpu().numpy(), jac=True, method="L-BFGS-B", bounds=bounds, options=options)
+    result = minimize(
+        objective_on_host, start.cpu().numpy(), jac=True, method="L-BFGS-B", bounds=bounds, options=options
+    )
     if not (np.isfinite(result.fun) and np.isfinite(result.x).all() and np.abs(result.x).max() < DIVERGENCE_NORM):
         return None
     return torch.tensor(result.x, dtype=torch.float64, device=start.device), float(result.fun)

@@ -15,7 +15,7 @@ from fedsim.evaluation.performative.solvers import (
     free_coordinates,
     minimise,
     project_onto_box,
-    slowest_decay,
+    slowest_decay_rate,
 )
 
 STABLE_POINT_METHODS = ("auto", "gradient", "repeated")
@@ -57,7 +57,7 @@ def stable_point(
             "weaken the shift"
         )
     gradient = risk.decoupled_gradient(point)
-    slowest_rate = slowest_decay(risk.decoupled_jacobian(point), free_coordinates(point, gradient, box))
+    slowest_rate = slowest_decay_rate(risk.decoupled_jacobian(point), free_coordinates(point, gradient, box))
     if abs(slowest_rate) <= FLAT_CURVATURE_RATIO:
         raise NoReferenceError(
             f"the performatively stable point of shift={_shift_name(risk)} is not unique: the loss is flat along some "

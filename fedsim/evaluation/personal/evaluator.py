@@ -14,15 +14,15 @@ from fedsim.core.federation import Cohort, Federation
 from fedsim.core.memory import Memory
 from fedsim.evaluation.columns import columns_of_other_model
 from fedsim.evaluation.personal.options import Personal
-from fedsim.evaluation.personal.personal_models import PersonalModelComputer, single_row_predictor
+from fedsim.evaluation.personal.personal_models import PersonalModelComputer, single_model_predictor
 from fedsim.evaluation.personal.scores import (
     MODEL_DESCRIPTIONS,
     PERSONAL_COLUMNS,
     VALIDATED_CLIENTS_COLUMN,
-    ClientScores,
+    ClientScorer,
     WeightedRows,
-    measure_descriptions,
-    summarise,
+    personal_measure_names,
+    summarise_over_clients,
 )
 from fedsim.strategies import State, Strategy
 
@@ -47,7 +47,7 @@ class PersonalEvaluator:
         federation: Federation,
         strategy: Strategy[Any],
         own_models: PersonalModelComputer,
-        scores: ClientScores,
+        scores: ClientScorer,
         byzantine: np.ndarray | None = None,
     ) -> None:
         self.options, self.federation, self.strategy = options, federation, strategy
@@ -63,7 +63,7 @@ class PersonalEvaluator:
         for model in self.models:
             descriptions |= {
                 name: PERSONAL_COLUMNS[name]
-                for name in columns_of_other_model(model, measure_descriptions(evaluator.labelled)).values()
+                for name in columns_of_other_model(model, personal_measure_names(evaluator.labelled)).values()
             }
             user_measures = evaluator.metrics.measures(f", of {MODEL_DESCRIPTIONS[model]}")
             descriptions |= {
@@ -83,7 +83,7 @@ class PersonalEvaluator:
             t: the next round, on whose batches the localized models train.
             online: participants of the last round; None before the first.
         """
-        cohort = self._cohort(online, t)
+        cohort = self._scored_cohort(online, t)
         score_blocks: dict[str, list[Tensor]] = {}
         for first_row in range(0, len(cohort), CLIENTS_PER_BLOCK):
             block = cohort.subset(np.arange(first_row, min(first_row + CLIENTS_PER_BLOCK, len(cohort))))
@@ -96,7 +96,7 @@ class PersonalEvaluator:
         host, _, bounds = cohort.all_gather_host(host)
         return self._reduce_over_clients(dict(zip(names, host, strict=True)), bounds)
 
-    def _cohort(self, online: Cohort | None, t: int) -> Cohort:
+    def _scored_cohort(self, online: Cohort | None, t: int) -> Cohort:
         """Rows of the scored clients; the data on which a strategy lets them choose a model are those of round t."""
         federation, options = self.federation, self.options
         counts = np.zeros((federation.num_replicates, federation.clients))
@@ -113,20 +113,20 @@ class PersonalEvaluator:
         start = self.strategy.start(state, block)
         carry = dict(start) if isinstance(start, dict) else {"params": start}
         columns, predictors = self.own_models.trainer.model.columns, dict[str, WeightedRows]()
-        deployed = block.broadcast(columns.server_rows(state.model, memory, self.federation))
-        predictors["global"] = single_row_predictor(deployed)
+        deployed = block.broadcast(columns.full_server_rows(state.model, memory, self.federation))
+        predictors["global"] = single_model_predictor(deployed)
         start_rows = columns.full_rows(carry["params"], block, memory)
         client_state, at_end = (
             (start_rows, memory.gather(block)),
             self.options.at == "end" and "personal" in self.models,
         )
         if at_end or self.own_models.sgd_trainer is None:
-            end_state = self.own_models.after_local_steps(carry, block, t, state.model, memory)
-            predictors["localized"] = single_row_predictor(end_state[0])
+            end_state = self.own_models.rows_after_local_steps(carry, block, t, state.model, memory)
+            predictors["localized"] = single_model_predictor(end_state[0])
             client_state = end_state if at_end else client_state
         if self.own_models.sgd_trainer is not None:
-            predictors["localized"] = single_row_predictor(
-                self.own_models.after_plain_steps(carry["params"], block, t, state.model, memory)
+            predictors["localized"] = single_model_predictor(
+                self.own_models.rows_after_plain_steps(carry["params"], block, t, state.model, memory)
             )
         if "personal" in self.models:
             predictors["personal"] = self.own_models.personal(
@@ -147,7 +147,7 @@ class PersonalEvaluator:
             row = {VALIDATED_CLIENTS_COLUMN: float(np.sum(~np.isnan(host["global_validation_loss"][a:b])))}
             for name, values in host.items():
                 metric = self.scores.metric_by_measure.get(name.partition("_")[2])
-                row |= summarise(values[a:b], name, metric.better_direction if metric else None)
+                row |= summarise_over_clients(values[a:b], name, metric.better_direction if metric else None)
             rows.append(row)
         metrics = {name: np.array([row[name] for row in rows]) for name in self.columns}
         measure = "validation_accuracy" if self.scores.evaluator.labelled else "validation_loss"

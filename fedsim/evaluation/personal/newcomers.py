@@ -14,8 +14,8 @@ from fedsim.core.columns import AVERAGED_COLUMNS_ENTRY
 from fedsim.core.federation import Cohort, Federation
 from fedsim.core.memory import Memory
 from fedsim.evaluation.personal.options import Personal
-from fedsim.evaluation.personal.personal_models import PersonalModelComputer, single_row_predictor
-from fedsim.evaluation.personal.scores import MODEL_DESCRIPTIONS, ClientScores, WeightedRows, summarise
+from fedsim.evaluation.personal.personal_models import PersonalModelComputer, single_model_predictor
+from fedsim.evaluation.personal.scores import MODEL_DESCRIPTIONS, ClientScorer, WeightedRows, summarise_over_clients
 from fedsim.local import LocalRule
 from fedsim.strategies import State, Strategy
 from fedsim.trainer import TrainerFactory
@@ -23,7 +23,7 @@ from fedsim.trainer import TrainerFactory
 Epoch = dict[str, Any]
 
 
-class Newcomers:
+class NewcomerEvaluator:
     """The last clients, which did not participate in training. They start from x^T (if the server has several models,
     from the one with the lowest loss for them) with new client memory (a personal model starts as x^T) and a new
     learning-rate schedule whose rounds are their epochs, and train locally. 'localized' is the model after their local
@@ -46,11 +46,11 @@ class Newcomers:
         strategy: Strategy[Any],
         trainer_of: TrainerFactory,
         rule: LocalRule,
-        scores: ClientScores,
+        scores: ClientScorer,
     ) -> None:
         self.options, self.members, self.strategy, self.scores = options, members, strategy, scores
         epoch = copy.copy(rule)
-        epoch.work = scores.evaluator.data.one_epoch(rule.work)
+        epoch.work = scores.evaluator.data.one_epoch_work(rule.work)
         self.trainer = trainer_of(epoch)
         self.own_models = PersonalModelComputer(self.trainer, strategy, trainer_of, options.localize)
 
@@ -74,21 +74,21 @@ class Newcomers:
         epochs = []
         for epoch in range(self.options.newcomer_epochs + 1):
             predictors: dict[str, WeightedRows] = {
-                "global": single_row_predictor(first_rows),
-                "localized": single_row_predictor(plain_rows),
+                "global": single_model_predictor(first_rows),
+                "localized": single_model_predictor(plain_rows),
             }
             if self.own_models.rule_has_personal_model or self.own_models.adaptation_trainer is not None:
                 predictors["personal"] = self.own_models.personal(
                     full_rows, cohort, epoch, model, memory.gather(cohort), memory
                 )
-            epochs.append({"epoch": epoch} | self._mean_scores(predictors, cohort, first_rows))
+            epochs.append({"epoch": epoch} | self._replicate_mean_scores(predictors, cohort, first_rows))
             if epoch < self.options.newcomer_epochs:
                 if self.own_models.sgd_trainer is not None:
-                    plain_rows = self.own_models.after_plain_steps(
+                    plain_rows = self.own_models.rows_after_plain_steps(
                         columns.select_shared(plain_rows), cohort, epoch, model, memory
                     )
                 carry = start | {"params": columns.select_shared(full_rows)}
-                full_rows = self.trainer.run(carry, cohort, epoch, model, memory).full_end_rows
+                full_rows = self.trainer.run(carry, cohort, epoch, model, memory).end_rows_with_private_columns
                 plain_rows = full_rows if self.own_models.sgd_trainer is None else plain_rows
         return epochs
 
@@ -106,7 +106,9 @@ class Newcomers:
         }
         return dataclasses.replace(state, **longer_fields)
 
-    def _mean_scores(self, predictors: dict[str, WeightedRows], cohort: Cohort, deployed: torch.Tensor) -> Epoch:
+    def _replicate_mean_scores(
+        self, predictors: dict[str, WeightedRows], cohort: Cohort, deployed: torch.Tensor
+    ) -> Epoch:
         """Means per replicate, plain numbers for summary.json; `deployed` [n, d] shifts the data if used."""
         means: Epoch = {}
         for name in (name for name in MODEL_DESCRIPTIONS if name in predictors):
@@ -114,5 +116,7 @@ class Newcomers:
             for measure in self.scores.names:
                 values, _, bounds = cohort.all_gather_host(scores[measure].cpu().numpy())
                 replicate_values = [values[a:b] for a, b in itertools.pairwise(bounds)]
-                means[f"{name}_{measure}"] = [summarise(value, measure)[measure] for value in replicate_values]
+                means[f"{name}_{measure}"] = [
+                    summarise_over_clients(value, measure)[measure] for value in replicate_values
+                ]
         return means

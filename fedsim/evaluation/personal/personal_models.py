@@ -20,12 +20,12 @@ from fedsim.strategies.strategy import KeepsClientModels
 from fedsim.trainer import Trainer
 
 
-def single_row_predictor(rows: Tensor) -> WeightedRows:
+def single_model_predictor(rows: Tensor) -> WeightedRows:
     """A predictor of one row [n, d] per client."""
     return [(torch.ones_like(rows[:, 0]), rows)]
 
 
-def plain_rule(rule: LocalRule) -> SGD:
+def make_plain_sgd(rule: LocalRule) -> SGD:
     """SGD with the rule's work, rates, schedule, clip and weight decay."""
     options = {name: getattr(rule, name) for name in ("weight_decay", "clip") if hasattr(rule, name)}
     sgd = SGD(lr=rule.rates, schedule=rule.schedule, **options)
@@ -52,14 +52,14 @@ class PersonalModelComputer:
     ) -> None:
         self.trainer, self.rule = trainer, trainer.local_rule
         self.rule_has_personal_model = type(self.rule).personal is not LocalRule.personal
-        adaptation = self.rule.adaptation()
+        adaptation = self.rule.adaptation_rule()
         self.adaptation_trainer = None if adaptation is None else trainer_of(adaptation)
         has_own_columns = len(trainer.model.columns.private) > 0
         if has_own_columns and localize == "sgd":
             raise ConfigError(
                 "personal.localize=sgd does not support columns that stay with the client; use localize=rule"
             )
-        self.sgd_trainer = trainer_of(plain_rule(self.rule)) if localize == "sgd" else None
+        self.sgd_trainer = trainer_of(make_plain_sgd(self.rule)) if localize == "sgd" else None
         self.keeps_models = isinstance(strategy, KeepsClientModels) or strategy.clustered or has_own_columns
 
     @property
@@ -89,23 +89,25 @@ class PersonalModelComputer:
                 }
             rule_memory.writable = False
             shared_rows = self.adaptation_trainer.model.columns.select_shared(rows)
-            return single_row_predictor(
-                self.adaptation_trainer.run(shared_rows, cohort, t, model, rule_memory).full_end_rows
+            return single_model_predictor(
+                self.adaptation_trainer.run(shared_rows, cohort, t, model, rule_memory).end_rows_with_private_columns
             )
-        return single_row_predictor(rows)
+        return single_model_predictor(rows)
 
-    def after_local_steps(
+    def rows_after_local_steps(
         self, start: dict[str, Tensor], cohort: Cohort, t: int, model: Tensor, memory: Memory
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Rows [n, d] of clients after the local steps of round t from the carry `start`, and the resulting client
         memory.
         """
         rule_memory = memory.read_only_copy()
-        return self.trainer.run(start, cohort, t, model, rule_memory).full_end_rows, rule_memory.pending_writes
+        return self.trainer.run(
+            start, cohort, t, model, rule_memory
+        ).end_rows_with_private_columns, rule_memory.pending_writes
 
-    def after_plain_steps(self, rows: Tensor, cohort: Cohort, t: int, model: Tensor, memory: Memory) -> Tensor:
+    def rows_after_plain_steps(self, rows: Tensor, cohort: Cohort, t: int, model: Tensor, memory: Memory) -> Tensor:
         """Rows [n, d] after the plain steps of round t from the communicated columns [n, d_s]; `memory` determines the
         reaction of the data.
         """
         assert self.sgd_trainer is not None
-        return self.sgd_trainer.run(rows, cohort, t, model, memory.read_only_copy()).full_end_rows
+        return self.sgd_trainer.run(rows, cohort, t, model, memory.read_only_copy()).end_rows_with_private_columns

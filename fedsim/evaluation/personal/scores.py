@@ -10,7 +10,7 @@ from fedsim.core.federation import Cohort
 from fedsim.data.samples import ClientData, ClientSamples
 from fedsim.evaluation import Evaluator, registry
 from fedsim.evaluation.columns import descriptions
-from fedsim.evaluation.metrics import Metrics, target_of
+from fedsim.evaluation.metrics import UserMetrics, target_of
 from fedsim.models.calling import Inputs
 from fedsim.models.losses import correct_share, weighted_mean
 
@@ -25,7 +25,7 @@ ScoresByName = dict[str, Tensor]  # 'validation_loss', 'training_loss' and, with
 SAMPLES_PER_FORWARD_PASS = 4000  # samples of one forward pass
 
 
-class ClientScores:
+class ClientScorer:
     """Scores one predictor per client, on its own validation and training samples, which react to it under a shift.
 
     Args:
@@ -71,7 +71,7 @@ class ClientScores:
         cohort: Cohort,
         deployed: Tensor,
         t: int,
-        metrics: Metrics | None = None,
+        metrics: UserMetrics | None = None,
     ) -> tuple[Tensor, Tensor | None, Tensor]:
         """Mean loss [n], accuracy [n] and metrics [K, n] on these samples."""
         none = deployed.new_zeros(len(metrics.names) if metrics else 0, 0)
@@ -84,12 +84,12 @@ class ClientScores:
             row_selection = slice(first_row, first_row + step)
             block = [(share[row_selection], rows[row_selection]) for share, rows in predictor]
             batch = self._shifted_batch(
-                samples.batch(cohort.virtual_clients[row_selection], t), block, deployed[row_selection]
+                samples.batch(cohort.virtual_client_index[row_selection], t), block, deployed[row_selection]
             )
             output = self._predictor_output(block, self.evaluator.model.call.inputs(batch), batch["weight"])
             weight, model = batch["weight"], self.evaluator.model
             by_sample = {name: value for name, value in batch.items() if value.dim() > 1}
-            per_sample = model.client_losses(output, by_sample, weight)
+            per_sample = model.client_sample_losses(output, by_sample, weight)
             losses.append(weighted_mean(torch.where(weight > 0, per_sample, 0), weight))
             if self.evaluator.labelled:
                 correct.append(weighted_mean(correct_share(model.scores(output, 2), batch["y"], 2), weight))
@@ -118,7 +118,7 @@ class ClientScores:
         return output
 
 
-def summarise(values: np.ndarray, measure: str, better_direction: str | None = None) -> dict[str, float]:
+def summarise_over_clients(values: np.ndarray, measure: str, better_direction: str | None = None) -> dict[str, float]:
     """Mean, median and worst tenth over the clients [n] whose value is not NaN; NaN if there are none.
     `better_direction` is 'higher' or 'lower'; by default that of accuracies and losses.
     """
@@ -135,7 +135,7 @@ def summarise(values: np.ndarray, measure: str, better_direction: str | None = N
     }
 
 
-def measure_descriptions(labelled: bool) -> list[str]:
+def personal_measure_names(labelled: bool) -> list[str]:
     """The measures of each model: the spread over clients is that of the accuracy if available, else of the loss."""
     spread = "accuracy" if labelled else "loss"
     return [

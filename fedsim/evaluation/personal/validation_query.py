@@ -7,7 +7,7 @@ from torch import Tensor
 
 from fedsim.core.federation import Cohort
 from fedsim.core.memory import Memory
-from fedsim.evaluation.personal.scores import ClientScores
+from fedsim.evaluation.personal.scores import ClientScorer
 from fedsim.trainer import Trainer
 
 
@@ -19,7 +19,7 @@ class ValidationQuery:
         scores: on the clients' validation samples, or on the law of a stream.
     """
 
-    def __init__(self, trainer: Trainer, scores: ClientScores) -> None:
+    def __init__(self, trainer: Trainer, scores: ClientScorer) -> None:
         self.trainer, self.scores = trainer, scores
 
     @torch.no_grad()

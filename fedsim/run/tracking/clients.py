@@ -21,7 +21,7 @@ MAX_DETAILED_ROUNDS = 200
 
 
 @dataclass
-class Clients:
+class ClientSummary:
     """Attributes (all but accuracies and `metrics` of the first replicate, and of the first m' ≤ 200 clients):
 
     number: m, how many clients there are.
@@ -50,7 +50,7 @@ class Clients:
     metrics: dict[str, np.ndarray] = field(default_factory=dict)
 
 
-def gather_clients(
+def gather_client_statistics(
     federation: Federation,
     availability: Availability,
     rounds: int,
@@ -60,7 +60,7 @@ def gather_clients(
     metrics: dict[str, np.ndarray],
     labels: tuple[str, ...] | None = None,
     held_out: np.ndarray | None = None,
-) -> Clients:
+) -> ClientSummary:
     """Gather the statistics of the clients; availability is a function of the round, so that it need not be recorded.
 
     Args:
@@ -75,7 +75,7 @@ def gather_clients(
     client_names = None if federation.client_names is None else np.array(federation.client_names)
     label_fractions = federation.class_fractions
     recorded_rounds = range(min(rounds, MAX_DETAILED_ROUNDS))
-    return Clients(
+    return ClientSummary(
         number=federation.clients,
         accuracy=accuracy,
         samples=federation.num_samples[: federation.clients][:MAX_DETAILED_CLIENTS] if is_stored else None,
@@ -91,7 +91,7 @@ def gather_clients(
     )
 
 
-def write(path: Path, clients: Clients) -> None:
+def write(path: Path, clients: ClientSummary) -> None:
     """Write the file atomically; raise OutputError if that is impossible."""
     arrays = {name: value for name, value in vars(clients).items() if name != "metrics" and value is not None}
     arrays |= {f"{METRIC_PREFIX}{name}": values for name, values in clients.metrics.items()}
@@ -99,9 +99,9 @@ def write(path: Path, clients: Clients) -> None:
         np.savez_compressed(file, **arrays)
 
 
-def read(path: Path) -> Clients:
+def read(path: Path) -> ClientSummary:
     """Read the file; nothing is unpickled."""
     with np.load(path, allow_pickle=False) as file:
-        arrays = {field.name: file.get(field.name) for field in fields(Clients) if field.name != "metrics"}
+        arrays = {field.name: file.get(field.name) for field in fields(ClientSummary) if field.name != "metrics"}
         metrics = {name.removeprefix(METRIC_PREFIX): file[name] for name in file if name.startswith(METRIC_PREFIX)}
-        return Clients(**arrays | {"number": int(file["number"])}, metrics=metrics)
+        return ClientSummary(**arrays | {"number": int(file["number"])}, metrics=metrics)

@@ -106,7 +106,7 @@ class Observer(Validated):
         """Called after each evaluation. A returned sentence ends the run, as `stop` does: checkpoint and summary are
         written, and `resume` continues the run."""
 
-    def replicates_to_drop(self) -> Mapping[int, str]:
+    def drop_reason_by_replicate(self) -> Mapping[int, str]:
         """Return replicates to drop, and why; called at the start of the run and after each evaluation. Their metrics
         are NaN from the next evaluation on, and their clients compute no more."""
         return {}
@@ -149,7 +149,7 @@ class Observers:
         self._notify(lambda observer: observer.begin(run), "as the run began")
 
     @property
-    def watch_rounds(self) -> bool:
+    def observes_rounds(self) -> bool:
         """Whether an observer wants to be told of each round; calling all of them would cost time in short rounds."""
         return any(
             type(observer).round_completed is not Observer.round_completed for observer in self._active_observers
@@ -170,10 +170,10 @@ class Observers:
         ]
         return stop_reasons[0] if stop_reasons else None
 
-    def replicates_to_drop(self) -> dict[int, str]:
+    def drop_reason_by_replicate(self) -> dict[int, str]:
         """Return the replicates that an observer drops, and why."""
         observer_replies = self._notify(
-            lambda observer: dict(observer.replicates_to_drop()), "as it was asked what to drop"
+            lambda observer: dict(observer.drop_reason_by_replicate()), "as it was asked what to drop"
         )
         return {replicate: reason for _, reasons in observer_replies for replicate, reason in reasons.items()}
 

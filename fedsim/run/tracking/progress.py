@@ -100,7 +100,7 @@ def progress_view(style: str, rounds: int, completed_rounds: int) -> ProgressVie
     return BarProgress(rounds, completed_rounds) if sys.stderr.isatty() else LogProgress(rounds)
 
 
-def facts_line(rows: list[MetricsRow], rounds_per_second: float | None) -> str:
+def evaluation_line(rows: list[MetricsRow], rounds_per_second: float | None) -> str:
     """Return the line of an evaluation: columns of metrics.csv by their names, without underscores."""
     line_segments = []
     test_metric = "test_accuracy" if "test_accuracy" in rows[0] else "test_loss"

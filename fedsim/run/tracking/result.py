@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedsim.core.errors import ConfigError
 from fedsim.evaluation.columns import RUN_POSITION_COLUMNS, TIME_COLUMNS, WORK_COLUMNS
-from fedsim.models.naming import Naming
+from fedsim.models.naming import StateDictLayout
 from fedsim.strategies import State
 
 MetricsRow = dict[str, Any]
@@ -26,7 +26,7 @@ class Result:
     seconds: wall time, resumed parts included.
     samples: training samples processed.
     extra: what else summary.json holds: 'newcomers', one entry per epoch of theirs
-        (`fedsim.evaluation.personal.Newcomers`).
+        (`fedsim.evaluation.personal.NewcomerEvaluator`).
     final_models: [R, d] the server's models, with whatever of a row the strategy does not see.
     naming: what the module calls a row's parts.
     stopped: why the run ended before its last round; None where it did not.
@@ -39,7 +39,7 @@ class Result:
     folder: str | None = None
     extra: MetricsRow = field(default_factory=dict)
     final_models: Tensor | None = None
-    naming: Naming | None = None
+    naming: StateDictLayout | None = None
     stopped: str | None = None
 
     @property
@@ -64,10 +64,10 @@ class Result:
         assert self.naming is not None
         assert self.final_models is not None
         seeds = [row["seed"] for row in self.history[: len(self.final_models)]]
-        return self.naming.state_dict(self.final_models[replicate_of(seeds, seed, replicate, "the run")].cpu())
+        return self.naming.state_dict(self.final_models[find_replicate(seeds, seed, replicate, "the run")].cpu())
 
 
-def replicate_of(seeds: list[int], seed: int | None, replicate: int | None, run_name: str) -> int:
+def find_replicate(seeds: list[int], seed: int | None, replicate: int | None, run_name: str) -> int:
     """Return the number of the replicate that has this seed, or this number.
 
     Raises:

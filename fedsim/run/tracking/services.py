@@ -32,7 +32,7 @@ def import_service(package_name: str) -> Any:
         ) from error
 
 
-def mean_metrics(event: EvaluationEvent, names: list[str]) -> MetricsRow:
+def mean_and_replicate_metrics(event: EvaluationEvent, names: list[str]) -> MetricsRow:
     """Return what is shown of an evaluation: the mean over replicates under the column's name, and each replicate's
     value under its own; NaN is left out."""
     scalar_values = {name: value for name, value in event.mean().items() if name != "round"}
@@ -44,7 +44,7 @@ def mean_metrics(event: EvaluationEvent, names: list[str]) -> MetricsRow:
     return {name: float(value) for name, value in scalar_values.items() if math.isfinite(value)}
 
 
-class Service(Observer):
+class TrackingService(Observer):
     """Common base of services; stores the identity with which a resumed run continues its record.
 
     Args:
@@ -61,7 +61,7 @@ class Service(Observer):
 
     def begin(self, run: RunStarted) -> None:
         self._names = run.names
-        identities = _stored_identities(run.folder)
+        identities = _stored_service_run_ids(run.folder)
         previous_id = identities.get(self.package) if run.completed_rounds else None
         run_id = self.start(run, self.name or (run.folder.name if run.folder else None), previous_id)
         if run.folder is not None:
@@ -73,7 +73,7 @@ class Service(Observer):
         raise NotImplementedError
 
 
-def _stored_identities(folder: Path | None) -> dict[str, str]:
+def _stored_service_run_ids(folder: Path | None) -> dict[str, str]:
     path = None if folder is None else folder / IDENTITIES_FILE
     return dict(json.loads(path.read_text())) if path is not None and path.exists() else {}
 
@@ -85,11 +85,11 @@ def _flat_summary(event: RunEnded) -> MetricsRow:
     return {name: value for name, value in (final_means | totals).items() if value is not None and math.isfinite(value)}
 
 
-class WandB(Service):
+class WandB(TrackingService):
     """Weights & Biases: curves of the mean and of each replicate, settings, results.
 
     Args:
-        project, name: see `Service`.
+        project, name: see `TrackingService`.
         mode: 'offline' keeps everything in the run's folder until `wandb sync`; None is what WANDB_MODE says.
     """
 
@@ -109,7 +109,7 @@ class WandB(Service):
         return str(self._run.id)
 
     def evaluated(self, event: EvaluationEvent) -> None:
-        self._run.log(mean_metrics(event, self._names), step=event.round)
+        self._run.log(mean_and_replicate_metrics(event, self._names), step=event.round)
 
     def finish(self, event: RunEnded) -> None:
         self._run.summary.update(_flat_summary(event))
@@ -122,12 +122,12 @@ class WandB(Service):
             self._run = None
 
 
-class MLflow(Service):
+class MLflow(TrackingService):
     """MLflow: metrics by round, settings as parameters, pictures as artifacts.
 
     Args:
         project: its experiment.
-        name: see `Service`.
+        name: see `TrackingService`.
         uri: of its store; None is what MLflow itself takes (the variable MLFLOW_TRACKING_URI, else a database here).
     """
 
@@ -160,7 +160,7 @@ class MLflow(Service):
         return str(self._run)
 
     def evaluated(self, event: EvaluationEvent) -> None:
-        self._log(mean_metrics(event, self._names), event.round)
+        self._log(mean_and_replicate_metrics(event, self._names), event.round)
 
     def _log(self, values: MetricsRow, step: int) -> None:
         timestamp = self.service_module.utils.time.get_current_time_millis()
@@ -182,11 +182,11 @@ class MLflow(Service):
             self._run = ""
 
 
-class Trackio(Service):
+class Trackio(TrackingService):
     """trackio: curves of the mean and of each replicate, in a database on this machine.
 
     Args:
-        project, name: see `Service`.
+        project, name: see `TrackingService`.
     """
 
     package = "trackio"
@@ -198,7 +198,7 @@ class Trackio(Service):
         return str(name)
 
     def evaluated(self, event: EvaluationEvent) -> None:
-        self.service_module.log(mean_metrics(event, self._names), step=event.round)
+        self.service_module.log(mean_and_replicate_metrics(event, self._names), step=event.round)
 
     def close(self) -> None:
         if getattr(self, "_is_open", False):

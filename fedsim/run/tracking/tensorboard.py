@@ -12,8 +12,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from fedsim.core.files import ensure_real_folder, name_write_errors
-from fedsim.evaluation.registry import describe
+from fedsim.core.files import create_real_folder, name_write_errors
+from fedsim.evaluation.registry import describe_metric
 from fedsim.run.tracking.observer import EvaluationEvent, Observer, RunEnded, RunStarted
 from fedsim.run.tracking.result import mean_std
 
@@ -23,7 +23,7 @@ EVENT_TIMESTAMP_PATTERN = re.compile(re.escape(EVENT_FILE_PREFIX) + r"(\d+)")
 log = logging.getLogger(__name__)
 
 
-def _make_the_next_name_the_last(folder: Path) -> None:
+def _ensure_next_file_sorts_last(folder: Path) -> None:
     """TensorBoard reads event files in the order of their names, which begin with the second of their creation, and
     skips a file that sorts before those it has read. Make the next name sort last.
 
@@ -66,10 +66,10 @@ class TensorBoard(Observer):
 
         self._files, self._settings = run.folder / "event files", run.settings
         with name_write_errors(self._files):
-            _make_the_next_name_the_last(run.folder)
+            _ensure_next_file_sorts_last(run.folder)
             names, first_step = run.names, run.completed_rounds + 1 if run.completed_rounds else 0
             for name in ["mean", *names] if len(names) > 1 else names:
-                self._writers.append(SummaryWriter(str(ensure_real_folder(run.folder / name)), purge_step=first_step))
+                self._writers.append(SummaryWriter(str(create_real_folder(run.folder / name)), purge_step=first_step))
 
     def evaluated(self, event: EvaluationEvent) -> None:
         """Write the scalars of each replicate, their mean, and the metrics of clients as histograms."""
@@ -78,7 +78,7 @@ class TensorBoard(Observer):
         mean_writer, *replicate_writers = self._writers
         with name_write_errors(self._files):
             for metric_name in event.rows[0]:
-                if (scalar_tag := describe(metric_name).tag) is not None:
+                if (scalar_tag := describe_metric(metric_name).tag) is not None:
                     mean_writer.add_scalar(
                         scalar_tag, mean_std([row[metric_name] for row in event.rows])[0], event.round
                     )

@@ -13,10 +13,10 @@ from omegaconf import DictConfig
 from fedsim.core.errors import ConfigError
 from fedsim.evaluation.columns import is_higher_better
 from fedsim.run.tracking.result import result_columns
-from fedsim.studies.attribution.causes import Cause, ChoiceByGroup, without_causes
+from fedsim.studies.attribution.causes import ChoiceByGroup, DegradationCause, config_without_causes
 from fedsim.studies.attribution.shapley import shapley_values
 from fedsim.studies.reproduce.recipe import RecipeSetting
-from fedsim.studies.reproduce.runner import Job, config_digest, run_jobs
+from fedsim.studies.reproduce.runner import RecipeJob, config_digest, run_jobs
 from fedsim.studies.results.paired import PairedDifference
 from fedsim.studies.results.reading import read_rows
 
@@ -36,7 +36,7 @@ class Attribution:
     """
 
     metric: str
-    all_causes: list[Cause]
+    all_causes: list[DegradationCause]
     values: np.ndarray
     higher_is_better: bool
 
@@ -66,15 +66,15 @@ class Attribution:
         return np.argsort(-self.shares.mean(1), kind="stable")
 
 
-def causes_in_subset(causes: list[Cause], subset: int) -> list[Cause]:
+def causes_in_subset(causes: list[DegradationCause], subset: int) -> list[DegradationCause]:
     """Return the causes that a subset removes."""
     return [cause for number, cause in enumerate(causes) if subset >> number & 1]
 
 
-def attribute(
+def run_attribution(
     config: DictConfig,
     choice_by_group: ChoiceByGroup,
-    causes: list[Cause],
+    causes: list[DegradationCause],
     folder: Path,
     metric: str | None = None,
     at_once: int = 1,
@@ -86,7 +86,7 @@ def attribute(
         config, choice_by_group: the composed configuration and choices of the run.
         causes: up to five causes from `applicable_causes`.
         folder: folder of the runs; finished runs in it are reused.
-        metric: a column of metrics.csv; None: see `default_metric`.
+        metric: a column of metrics.csv; None: see `default_attribution_metric`.
         at_once: number of processes.
         trusted_packages: packages that the user trusts.
 
@@ -103,14 +103,14 @@ def attribute(
             raise ConfigError(f"the run {job.setting.name} {outcome.status}: {outcome.message}")
     histories = [read_rows(job.folder / "metrics.csv") for job in jobs]
     columns = result_columns([histories[0][-1]])
-    name = metric or default_metric(columns, causes)
+    name = metric or default_attribution_metric(columns, causes)
     if name is None or name not in columns:
         raise ConfigError(f"--metric {name} is not among those of the run: {', '.join(columns)}")
     values = np.array([[row[name] for row in rows if row["round"] == rows[-1]["round"]] for rows in histories])
     return Attribution(name, causes, values, is_higher_better(name))
 
 
-def default_metric(column_names: Collection[str], causes: Sequence[Cause]) -> str | None:
+def default_attribution_metric(column_names: Collection[str], causes: Sequence[DegradationCause]) -> str | None:
     """The first of `DEFAULT_METRIC_ORDER` that the run has; with a performative shift among the causes the performative
     risk, since test samples do not react to the model, so that test metrics rise when the shift is removed even where
     the shift costs nothing."""
@@ -122,20 +122,20 @@ def default_metric(column_names: Collection[str], causes: Sequence[Cause]) -> st
 def _attribution_job(
     config: DictConfig,
     choices: ChoiceByGroup,
-    causes: list[Cause],
+    causes: list[DegradationCause],
     subset: int,
     folder: Path,
     trusted_packages: tuple[str, ...],
-) -> Job:
+) -> RecipeJob:
     removed_causes_of_job = causes_in_subset(causes, subset)
-    changed_config, changed_choices = without_causes(config, choices, removed_causes_of_job)
+    changed_config, changed_choices = config_without_causes(config, choices, removed_causes_of_job)
     job_name = (
         "without " + ", ".join(cause.label for cause in removed_causes_of_job) if removed_causes_of_job else "as it is"
     )
     job_folder_name = (
         "-".join(["without", *(cause.name for cause in removed_causes_of_job)]) if removed_causes_of_job else "as-it-is"
     )
-    return Job(
+    return RecipeJob(
         RecipeSetting((("removed", job_name),), ()),
         (),
         folder / f"{job_folder_name}-{config_digest(changed_config)}",
@@ -148,17 +148,18 @@ def _attribution_job(
 def summary_sentence(attribution: Attribution, scale: float = 1.0, unit_label: str = "") -> str:
     """Return the result as one sentence, largest cause first, with 95 % intervals over seeds."""
 
-    def share_text(values: np.ndarray) -> str:
+    def mean_and_interval_text(values: np.ndarray) -> str:
         low, high = PairedDifference(scale * values).confidence_interval
-        spread = "" if math.isnan(low) else f" [{_signed_number_text(low)}, {_signed_number_text(high)}]"
-        return f"{_signed_number_text(scale * values.mean())}{spread}"
+        spread = "" if math.isnan(low) else f" [{_number_with_minus_sign(low)}, {_number_with_minus_sign(high)}]"
+        return f"{_number_with_minus_sign(scale * values.mean())}{spread}"
 
     share_texts = [
-        f"{attribution.all_causes[i].label} {share_text(attribution.shares[i])}" for i in attribution.cause_order
+        f"{attribution.all_causes[i].label} {mean_and_interval_text(attribution.shares[i])}"
+        for i in attribution.cause_order
     ]
-    return f"Of {share_text(attribution.total_effect)}{unit_label}: {', '.join(share_texts)}."
+    return f"Of {mean_and_interval_text(attribution.total_effect)}{unit_label}: {', '.join(share_texts)}."
 
 
-def _signed_number_text(value: float) -> str:
+def _number_with_minus_sign(value: float) -> str:
     """Format a number with a minus sign in place of a hyphen, since intervals follow."""
     return f"{value:.3g}".replace("-", "−", 1) if value < 0 else f"{value:.3g}"

@@ -19,7 +19,7 @@ MAX_CAUSES = 5  # causes of one attribution, which needs 2^5 runs
 
 
 @dataclass(frozen=True)
-class Cause:
+class DegradationCause:
     """A cause of lower performance that is removed in the counterfactual run.
 
     Attributes:
@@ -41,13 +41,13 @@ def _choice_replacement(
 ) -> Callable[[DictConfig, ChoiceByGroup], dict[str, Any] | None]:
     """Return a replacement that sets a group's choice unless the run has it, or one of `equivalents`, already."""
 
-    def replacement(config: DictConfig, choice_by_group: ChoiceByGroup) -> dict[str, Any] | None:
+    def cause_removal_overrides(config: DictConfig, choice_by_group: ChoiceByGroup) -> dict[str, Any] | None:
         return {name: choice} if choice_by_group.get(name, choice) not in (choice, *equivalents) else None
 
-    return replacement
+    return cause_removal_overrides
 
 
-def _one_local_step(config: DictConfig, choices: ChoiceByGroup) -> dict[str, Any] | None:
+def _one_step_replacement(config: DictConfig, choices: ChoiceByGroup) -> dict[str, Any] | None:
     """Replace the settings of the local rule, which follow `lr` and `local_steps` unless the user set them apart."""
     steps, rates = OmegaConf.select(config, "local.steps"), OmegaConf.select(config, "local.lr")
     if steps is None or int(steps) < 2 or rates is None:  # with epochs, the number of steps differs between clients
@@ -56,14 +56,14 @@ def _one_local_step(config: DictConfig, choices: ChoiceByGroup) -> dict[str, Any
     return {"local_steps": 1, "local.steps": 1, "lr": total, "local.lr": total}
 
 
-def _iid_partition(config: DictConfig, choices: ChoiceByGroup) -> dict[str, Any] | None:
+def _iid_partition_overrides(config: DictConfig, choices: ChoiceByGroup) -> dict[str, Any] | None:
     if choices.get("partition") in ("iid", "natural", None):
         return None
     validation = OmegaConf.select(config, "partition.validation")
     return {"partition": "iid"} | ({} if validation is None else {"partition.validation": validation})
 
 
-def _full_batches(config: DictConfig, choices: ChoiceByGroup) -> dict[str, Any] | None:
+def _full_batch_overrides(config: DictConfig, choices: ChoiceByGroup) -> dict[str, Any] | None:
     if OmegaConf.select(config, "local.batch_size") is None or _draws_fresh_samples(config):
         return None
     return {"batch_size": None, "local.batch_size": None}
@@ -73,11 +73,11 @@ def _draws_fresh_samples(config: DictConfig) -> bool:
     """Whether the data set is a stream of fedsim, of which a client has no full batch."""
     module, _, name = str(OmegaConf.select(config, "dataset._target_")).rpartition(".")
     dataset_class = getattr(datasets, name, None) if module == datasets.__name__ else None
-    return isinstance(dataset_class, type) and issubclass(dataset_class, datasets.Stream)
+    return isinstance(dataset_class, type) and issubclass(dataset_class, datasets.StreamDataset)
 
 
-def _without_uplink_stages(private: bool) -> Callable[[DictConfig, ChoiceByGroup], dict[str, Any] | None]:
-    def replacement(config: DictConfig, choice_by_group: ChoiceByGroup) -> dict[str, Any] | None:
+def _uplink_replacement(private: bool) -> Callable[[DictConfig, ChoiceByGroup], dict[str, Any] | None]:
+    def cause_removal_overrides(config: DictConfig, choice_by_group: ChoiceByGroup) -> dict[str, Any] | None:
         stages = {str(name) for name in config.uplink} - {"_target_"} if config.get("uplink") else set()
         is_private = bool(stages & {"gaussian", "tree"})
         if not stages or choice_by_group.get("uplink") == "none" or is_private != private:
@@ -90,34 +90,42 @@ def _without_uplink_stages(private: bool) -> Callable[[DictConfig, ChoiceByGroup
             )
         return {"uplink": "none"}
 
-    return replacement
+    return cause_removal_overrides
 
 
 CAUSES = (
-    Cause(
+    DegradationCause(
         "availability",
         "availability",
         _choice_replacement("availability", "full"),
         "all clients participate in each round",
     ),
-    Cause("drift", "client drift", _one_local_step, "one local step of the same total length"),
-    Cause("heterogeneity", "heterogeneity", _iid_partition, "IID shares of the same data"),
-    Cause("batches", "batch noise", _full_batches, "full batches"),
-    Cause("shift", "performative shift", _choice_replacement("shift", "none"), "data that do not react to the model"),
-    Cause("data_drift", "data drift", _choice_replacement("drift", "none"), "data whose distribution does not change"),
-    Cause("attack", "attack", _choice_replacement("attack", "none"), "no attacker"),
-    Cause("contamination", "contamination", _choice_replacement("contamination", "none"), "clean samples"),
-    Cause("privacy", "privacy noise", _without_uplink_stages(private=True), "neither clipping nor noise"),
-    Cause("compression", "compression", _without_uplink_stages(private=False), "uncompressed updates"),
-    Cause("staleness", "staleness", _choice_replacement("delay", "none"), "updates that arrive in their round"),
-    Cause("deadlines", "deadlines", _choice_replacement("clock", "none"), "no deadline"),
-    Cause("stragglers", "partial work", _choice_replacement("work", "all"), "each client computes all its local steps"),
+    DegradationCause("drift", "client drift", _one_step_replacement, "one local step of the same total length"),
+    DegradationCause("heterogeneity", "heterogeneity", _iid_partition_overrides, "IID shares of the same data"),
+    DegradationCause("batches", "batch noise", _full_batch_overrides, "full batches"),
+    DegradationCause(
+        "shift", "performative shift", _choice_replacement("shift", "none"), "data that do not react to the model"
+    ),
+    DegradationCause(
+        "data_drift", "data drift", _choice_replacement("drift", "none"), "data whose distribution does not change"
+    ),
+    DegradationCause("attack", "attack", _choice_replacement("attack", "none"), "no attacker"),
+    DegradationCause("contamination", "contamination", _choice_replacement("contamination", "none"), "clean samples"),
+    DegradationCause("privacy", "privacy noise", _uplink_replacement(private=True), "neither clipping nor noise"),
+    DegradationCause("compression", "compression", _uplink_replacement(private=False), "uncompressed updates"),
+    DegradationCause(
+        "staleness", "staleness", _choice_replacement("delay", "none"), "updates that arrive in their round"
+    ),
+    DegradationCause("deadlines", "deadlines", _choice_replacement("clock", "none"), "no deadline"),
+    DegradationCause(
+        "stragglers", "partial work", _choice_replacement("work", "all"), "each client computes all its local steps"
+    ),
 )
 
 
 def applicable_causes(
     config: DictConfig, choice_by_group: ChoiceByGroup, cause_names: Iterable[str] | None = None
-) -> list[Cause]:
+) -> list[DegradationCause]:
     """Return the named causes, or without names the first `MAX_CAUSES` of `CAUSES` that the run has.
 
     Raises:
@@ -149,8 +157,8 @@ def applicable_causes(
     return chosen_causes
 
 
-def without_causes(
-    config: DictConfig, choice_by_group: ChoiceByGroup, causes: Iterable[Cause]
+def config_without_causes(
+    config: DictConfig, choice_by_group: ChoiceByGroup, causes: Iterable[DegradationCause]
 ) -> tuple[DictConfig, ChoiceByGroup]:
     """Return the configuration and choices of the same run without some causes."""
     changed_config, changed_choices = OmegaConf.create(OmegaConf.to_container(config)), dict(choice_by_group)
@@ -159,7 +167,7 @@ def without_causes(
         for config_key, replacement_value in (cause.override_function(config, choice_by_group) or {}).items():
             if config_key in changed_choices:
                 OmegaConf.update(
-                    changed_config, config_key, _default_configuration(config_key, replacement_value), merge=False
+                    changed_config, config_key, _default_group_configuration(config_key, replacement_value), merge=False
                 )
                 nested_groups = [group for group in changed_choices if group.startswith(f"{config_key}/")]
                 for group in nested_groups:
@@ -171,7 +179,7 @@ def without_causes(
 
 
 @functools.cache
-def _default_configuration(group: str, choice: str) -> Any:
+def _default_group_configuration(group: str, choice: str) -> Any:
     """Return the configuration of a group's choice, composed with defaults otherwise."""
     with hydra_context():
         content = compose((f"{group}={choice}",))[0][group]

@@ -15,9 +15,9 @@ from fedsim.app.composition import hydra_context
 from fedsim.app.stored_configuration import load_run_configuration
 from fedsim.core.errors import ConfigError
 from fedsim.evaluation.columns import is_fraction
-from fedsim.evaluation.registry import describe
+from fedsim.evaluation.registry import describe_metric
 from fedsim.run.stopping import exit_on_sigterm
-from fedsim.studies.attribution.attribute import Attribution, attribute, causes_in_subset, summary_sentence
+from fedsim.studies.attribution.attribute import Attribution, causes_in_subset, run_attribution, summary_sentence
 from fedsim.studies.attribution.causes import CAUSES, ChoiceByGroup, applicable_causes
 from fedsim.studies.plots.waterfall import waterfall_figure
 from fedsim.studies.reproduce.runner import compose_config, num_concurrent_jobs, trusted_packages
@@ -45,19 +45,19 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--out", default="why", help="folder for runs, picture and table (why)")
     options = parser.parse_intermixed_args(arguments)
     config, choice_by_group = _run_configuration(options.what)
-    _set_seeds(config, options.seeds)
+    _set_config_seeds(config, options.seeds)
     chosen_causes = options.causes.split(",") if options.causes else None
     causes = applicable_causes(config, choice_by_group, chosen_causes)
     folder = Path(options.out)
     count = num_concurrent_jobs(options.jobs, str(config.device), 2 ** len(causes))
     with exit_on_sigterm("fedsim why"):
-        attribution = attribute(
+        attribution = run_attribution(
             config, choice_by_group, causes, folder / "runs", options.metric, count, trusted_packages(options.what)
         )
     print("\n".join(report(attribution)))
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "why.json").write_text(json.dumps(as_json(attribution, list(config.seeds)), indent=2) + "\n")
-    waterfall_figure(*_waterfall_figure(attribution)).savefig(folder / "why.png")
+    waterfall_figure(*_waterfall_data(attribution)).savefig(folder / "why.png")
     print(f"\n{folder / 'why.png'}, {folder / 'why.json'}", file=sys.stderr)
 
 
@@ -71,7 +71,7 @@ def _run_configuration(folder_or_overrides: list[str]) -> tuple[DictConfig, Choi
     return config, choice_by_group
 
 
-def _set_seeds(config: DictConfig, count: int | None) -> None:
+def _set_config_seeds(config: DictConfig, count: int | None) -> None:
     if count is not None:
         if count < 2:
             raise ConfigError(f"--seeds {count} must be at least 2, since intervals are over seeds")
@@ -88,7 +88,7 @@ def _scale_and_unit(attribution: Attribution) -> tuple[float, str]:
 def report(attribution: Attribution) -> list[str]:
     """Return the lines of the printed table, followed by the summary sentence."""
     value_scale, unit_label = _scale_and_unit(attribution)
-    label = describe(attribution.metric).label
+    label = describe_metric(attribution.metric).label
     first_value, last_value = (value_scale * attribution.values[index].mean() for index in (0, -1))
     report_lines = [
         f"{label} after the last round, mean of {attribution.values.shape[1]} seeds: {first_value:.4g} "
@@ -123,7 +123,7 @@ def as_json(attribution: Attribution, seeds: list[int]) -> dict[str, object]:
     }
 
 
-def _waterfall_figure(attribution: Attribution) -> tuple[list[str], np.ndarray, float, str]:
+def _waterfall_data(attribution: Attribution) -> tuple[list[str], np.ndarray, float, str]:
     value_scale, _ = _scale_and_unit(attribution)
     cause_order = attribution.cause_order
     labels = [attribution.all_causes[cause].label for cause in cause_order]
@@ -133,5 +133,5 @@ def _waterfall_figure(attribution: Attribution) -> tuple[list[str], np.ndarray, 
         labels,
         -attribution.metric_sign * value_scale * attribution.shares[cause_order],
         best,
-        f"{describe(attribution.metric).label}{unit_label}",
+        f"{describe_metric(attribution.metric).label}{unit_label}",
     )

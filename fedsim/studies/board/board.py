@@ -11,10 +11,10 @@ from typing import Any
 
 from fedsim.core import checks
 from fedsim.core.errors import ConfigError
-from fedsim.studies.board.findings import Finding
-from fedsim.studies.board.measured import BoardMeasure
+from fedsim.studies.board.findings import BoardQuestion
+from fedsim.studies.board.measured import LeaderboardMeasure
 from fedsim.studies.board.trials import TunedParameter, TuningBudget
-from fedsim.studies.described import choices_of_axes, read_description
+from fedsim.studies.described import overrides_by_label, read_description
 from fedsim.studies.reproduce.recipe import recipe_folder
 
 BOARDS_FOLDER = "leaderboard/boards"  # below the folder of the recipes
@@ -42,7 +42,7 @@ class BoardCell:
 
 
 @dataclass
-class Entry:
+class BoardEntry:
     """An algorithm on a board.
 
     Attributes:
@@ -61,7 +61,7 @@ class Entry:
 
 
 @dataclass
-class Track:
+class BoardTrack:
     """A data set with a model, and the cells that use them.
 
     Attributes:
@@ -82,7 +82,7 @@ class Track:
 
 
 @dataclass
-class Board:
+class Leaderboard:
     """A comparison of many algorithms in many cells.
 
     Attributes:
@@ -106,13 +106,13 @@ class Board:
     base: list[str]
     seeds: list[int]
     axes: dict[str, dict[str, list[str]]]
-    tracks: dict[str, Track]
-    entries: dict[str, Entry]
+    tracks: dict[str, BoardTrack]
+    entries: dict[str, BoardEntry]
     tuning: TuningBudget
-    measures: dict[str, BoardMeasure]
+    measures: dict[str, LeaderboardMeasure]
     against: str
     compared: list[str]
-    findings: list[Finding] = field(default_factory=list)
+    findings: list[BoardQuestion] = field(default_factory=list)
     equivalence_margins: dict[str, float] = field(default_factory=dict)
 
     @property
@@ -139,7 +139,7 @@ class Board:
         cells = {cell.name: cell for cell in self.cells()}
         return cells[checks.check_choice("--cell", cell_name, cells)]
 
-    def _axis_label_combinations(self, track: Track) -> list[tuple[tuple[str, str], ...]]:
+    def _axis_label_combinations(self, track: BoardTrack) -> list[tuple[tuple[str, str], ...]]:
         labels = [[(axis, label) for label in track.axes.get(axis, self.axes[axis])] for axis in self.axes]
         return list(itertools.product(*labels))
 
@@ -153,9 +153,9 @@ class Board:
             self._check_track(f"{prefix}: tracks.{name}", track)
         for name, entry in self.entries.items():
             self.tuning.check(f"{prefix}: entries.{name}", entry.knob)
-        self._check_findings(prefix)
+        self._validate_findings(prefix)
 
-    def _check_findings(self, prefix: str) -> None:
+    def _validate_findings(self, prefix: str) -> None:
         """Check the equivalence margins, and the comparisons of the findings."""
         for measure, margin in self.equivalence_margins.items():
             checks.check_choice(f"{prefix}: equivalence_margins", measure, self.measures)
@@ -167,7 +167,7 @@ class Board:
             for comparison in finding.comparisons:
                 comparison.check(f"{prefix}: findings {number}", self.entries, margins, cells)
 
-    def _check_track(self, prefix: str, track: Track) -> None:
+    def _check_track(self, prefix: str, track: BoardTrack) -> None:
         """Check that a track names axes and labels that the board has."""
         for axis_name, labels in track.axes.items():
             checks.check_choice(f"{prefix}.axes", axis_name, self.axes)
@@ -182,7 +182,7 @@ class Board:
             raise ConfigError(f"{prefix}.tuned_at is empty; name a place where rates are tuned")
 
 
-def board_folder() -> Path:
+def board_definitions_folder() -> Path:
     """Return the folder of the descriptions of boards."""
     return recipe_folder() / BOARDS_FOLDER
 
@@ -193,50 +193,50 @@ def results_folder() -> Path:
     return root / RESULTS_FOLDER if (root.parent / "fedsim").is_dir() else Path(RESULTS_FOLDER)
 
 
-def board_names(folder: Path | None = None) -> list[str]:
+def leaderboard_names(folder: Path | None = None) -> list[str]:
     """Return the names of all boards."""
-    return sorted(path.stem for path in (folder or board_folder()).glob("*.yaml"))
+    return sorted(path.stem for path in (folder or board_definitions_folder()).glob("*.yaml"))
 
 
-def load_board(board_name: str, folder: Path | None = None) -> Board:
+def load_leaderboard(board_name: str, folder: Path | None = None) -> Leaderboard:
     """Read a board by its name.
 
     Raises:
         ConfigError: the board is unknown or contradicts itself.
     """
-    directory = folder or board_folder()
+    directory = folder or board_definitions_folder()
     if str(directory) not in sys.path:
         sys.path.append(str(directory))  # for classes of its own
-    with read_description("board", board_name, directory, board_names(folder), "fedsim-leaderboard") as content:
-        board = _parse_board(board_name, content)
+    with read_description("board", board_name, directory, leaderboard_names(folder), "fedsim-leaderboard") as content:
+        board = _parse_leaderboard(board_name, content)
         board.check()
     return board
 
 
-def _parse_board(board_name: str, board_content: dict[str, Any]) -> Board:
-    board_content["axes"] = {axis: choices_of_axes(labels) for axis, labels in board_content["axes"].items()}
+def _parse_leaderboard(board_name: str, board_content: dict[str, Any]) -> Leaderboard:
+    board_content["axes"] = {axis: overrides_by_label(labels) for axis, labels in board_content["axes"].items()}
     board_content["tracks"] = {
-        str(key): Track(**_labels_as_text(value)) for key, value in board_content["tracks"].items()
+        str(key): BoardTrack(**_normalised_track(value)) for key, value in board_content["tracks"].items()
     }
     board_content["entries"] = {str(key): parse_entry(value) for key, value in board_content["entries"].items()}
     board_content["tuning"] = TuningBudget(**board_content["tuning"])
-    board_content["measures"] = {key: BoardMeasure(**value) for key, value in board_content["measures"].items()}
-    board_content["findings"] = [Finding.from_content(finding) for finding in board_content.get("findings") or []]
-    return Board(board_name, **board_content)
+    board_content["measures"] = {key: LeaderboardMeasure(**value) for key, value in board_content["measures"].items()}
+    board_content["findings"] = [BoardQuestion.from_content(finding) for finding in board_content.get("findings") or []]
+    return Leaderboard(board_name, **board_content)
 
 
-def parse_entry(content_or_text: Any) -> Entry:
+def parse_entry(content_or_text: Any) -> BoardEntry:
     """Create an entry from its YAML: a single override, or the attributes of an `Entry`."""
     if isinstance(content_or_text, str):
-        return Entry([content_or_text])
+        return BoardEntry([content_or_text])
     content = dict(content_or_text)
     if isinstance(content["overrides"], str):
         content["overrides"] = [content["overrides"]]
     knob = content.pop("knob", None)
-    return Entry(**content, knob=TunedParameter(**knob) if knob else None)
+    return BoardEntry(**content, knob=TunedParameter(**knob) if knob else None)
 
 
-def _labels_as_text(track: dict[str, Any]) -> dict[str, Any]:
+def _normalised_track(track: dict[str, Any]) -> dict[str, Any]:
     """Convert labels that YAML reads as numbers to text, and the rates to a pair of floats."""
     axes = {axis: [str(label) for label in labels] for axis, labels in (track.get("axes") or {}).items()}
     tuned_at = [{axis: str(label) for axis, label in at.items()} for at in track["tuned_at"]]

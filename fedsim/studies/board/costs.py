@@ -11,13 +11,13 @@ from torch import Tensor
 
 from fedsim.app.build import build
 from fedsim.run.simulation import Simulation
-from fedsim.studies.board.track_settings import TrackSettings
-from fedsim.studies.reproduce.runner import Job
+from fedsim.studies.board.track_settings import TunedTrackRecords
+from fedsim.studies.reproduce.runner import RecipeJob
 
 TIMED_ROUNDS = 100  # rounds that are run; only the second half is timed, after one-time work has been done
 
 
-class RoundTimes(TrackSettings):
+class AlgorithmRoundTimes(TunedTrackRecords):
     """The processor time per round of each algorithm in a track.
 
     A record is {'ms': median processor time of a round of all seeds, 'made': command, commit, versions}; 'ms' is None
@@ -32,7 +32,7 @@ class RoundTimes(TrackSettings):
         return None if timing is None or timing["ms"] is None else float(timing["ms"])
 
 
-def milliseconds_per_round(job: Job, shared_objects: dict[str, Any]) -> float:
+def milliseconds_per_round(job: RecipeJob, shared_objects: dict[str, Any]) -> float:
     """Return the median processor time of a round in milliseconds, without evaluations; nothing is written.
 
     Args:
@@ -42,7 +42,7 @@ def milliseconds_per_round(job: Job, shared_objects: dict[str, Any]) -> float:
     Raises:
         ConfigError: the configuration cannot run.
     """
-    steps = build(job.config, shared=shared_objects)[0].run_steps()
+    steps = build(job.config, shared=shared_objects)[0].run_as_generator()
     round_seconds = []
     try:
         work = next(steps)

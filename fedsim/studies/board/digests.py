@@ -32,7 +32,7 @@ def digest_inputs(simulation: Simulation) -> DigestsByName:
         return {"models": models}
     split_digests = [
         array.astype(np.int64)
-        for table in simulation.client_tables
+        for table in simulation.partition_tables
         for subset in (table, table.validation)
         if subset is not None
         for array in (subset.offsets, subset.order)
@@ -46,7 +46,7 @@ def digest_inputs(simulation: Simulation) -> DigestsByName:
         "models": models,
         "splits": _count_and_digest(split_digests),
         "traces": _count_and_digest([simulation.availability.counts(t).astype(np.int64) for t in range(rounds)]),
-        "batches": fingerprint(np.stack([_first_batch(simulation, t, all_rows) for t in {0, rounds - 1}])),
+        "batches": fingerprint(np.stack([_first_batch_sums(simulation, t, all_rows) for t in {0, rounds - 1}])),
     }
 
 
@@ -58,7 +58,7 @@ def _count_and_digest(arrays: list[np.ndarray]) -> list[Any]:
     return [[len(arrays)], digest.hexdigest()]
 
 
-def _first_batch(simulation: Simulation, t: int, positions: np.ndarray) -> np.ndarray:
+def _first_batch_sums(simulation: Simulation, t: int, positions: np.ndarray) -> np.ndarray:
     """Return the sum of the inputs in each client's first batch of a round [R·m]."""
     all_active = np.ones((simulation.federation.num_replicates, simulation.federation.clients))
     cohort = simulation.federation.make_cohort(all_active, all_active, t)
@@ -68,7 +68,7 @@ def _first_batch(simulation: Simulation, t: int, positions: np.ndarray) -> np.nd
     return np.asarray(batch["x"].detach().cpu().double().flatten(1).sum(1).numpy())
 
 
-def check_digests(
+def check_matching_digests(
     board_label: str, current_digests: DigestsByName, committed_digests: DigestsByName, shared_digests: list[str]
 ) -> None:
     """Refuse a row made with other data, splits, traces, initial models or batches than the cell's other rows.

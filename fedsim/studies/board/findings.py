@@ -77,7 +77,7 @@ class Comparison:
 
 
 @dataclass
-class Finding:
+class BoardQuestion:
     """A question, and the comparisons whose outcomes answer it; the page writes the answers from the numbers.
 
     Attributes:
@@ -89,7 +89,7 @@ class Finding:
     comparisons: list[Comparison]
 
     @classmethod
-    def from_content(cls, content: dict[str, Any]) -> Finding:
+    def from_content(cls, content: dict[str, Any]) -> BoardQuestion:
         """Create a finding from its YAML content."""
         return cls(content["question"], [Comparison(**comparison) for comparison in content["comparisons"]])
 

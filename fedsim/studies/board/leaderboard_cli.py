@@ -20,13 +20,13 @@ from fedsim.core.errors import ConfigError
 from fedsim.core.speaking import tolerate_broken_pipes
 from fedsim.run.tracking.environment import environment_facts
 from fedsim.studies.board import submission
-from fedsim.studies.board.board import Board, BoardCell, board_names, load_board, results_folder
-from fedsim.studies.board.costs import RoundTimes
+from fedsim.studies.board.board import BoardCell, Leaderboard, leaderboard_names, load_leaderboard, results_folder
+from fedsim.studies.board.costs import AlgorithmRoundTimes
 from fedsim.studies.board.page import write_pages
 from fedsim.studies.board.recheck import RECHECK_TOLERANCE, max_difference_from_rerun
 from fedsim.studies.board.rows import TunedRates, read_cell_rows, write_cell_rows
-from fedsim.studies.board.runner import compute_rows
-from fedsim.studies.reproduce.runner import num_concurrent_jobs, resumable_command
+from fedsim.studies.board.runner import compute_missing_rows
+from fedsim.studies.reproduce.runner import job_command_context, num_concurrent_jobs
 
 VERSIONED_PACKAGES = ("fedsim-torch", "torch", "numpy")
 
@@ -36,15 +36,15 @@ def main(arguments: list[str] | None = None) -> None:
     """Entry point of `fedsim-leaderboard`."""
     parser = _parser()
     options = parser.parse_args(arguments)
-    with resumable_command("fedsim-leaderboard", logging.WARNING):
+    with job_command_context("fedsim-leaderboard", logging.WARNING):
         logging.getLogger("fedsim.app.job_progress").setLevel(logging.INFO)
         if options.list:
-            print(boards_text(options.boards))
+            print(leaderboards_text(options.boards))
             return
         if not options.board:
             parser.error("name a board; --list shows them")
         for name in options.board:
-            _run_board(load_board(name, options.boards), options)
+            _run_board(load_leaderboard(name, options.boards), options)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -94,11 +94,11 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def boards_text(folder: Path | None = None) -> str:
+def leaderboards_text(folder: Path | None = None) -> str:
     """List the boards with their tracks, numbers of cells and entries."""
     report_lines = []
-    for name in board_names(folder):
-        board = load_board(name, folder)
+    for name in leaderboard_names(folder):
+        board = load_leaderboard(name, folder)
         report_lines.append(f"{name}: {board.about}")
         report_lines += [
             f"  {track}: {len(board.cells(track))} cells; {track_description.about}"
@@ -108,15 +108,15 @@ def boards_text(folder: Path | None = None) -> str:
     return "\n".join(report_lines)
 
 
-def _run_board(board: Board, options: argparse.Namespace) -> None:
+def _run_board(board: Leaderboard, options: argparse.Namespace) -> None:
     """Carry out the command's options for one board."""
     folder = (options.results or results_folder()) / board.name
     for entry_name in options.forget:
-        delete_entry(board, folder, entry_name)
+        delete_board_entry(board, folder, entry_name)
     submitted_names: list[str] = []
     if options.entry is not None:
-        entries, digest = submission.submitted_entries(options.entry)
-        submission.add_entries(folder, board, entries, digest)
+        entries, digest = submission.read_submission(options.entry)
+        submission.add_board_entries(folder, board, entries, digest)
         submitted_names = list(entries)
     submission.add_submitted_entries(folder, board)
     for entry_name in options.only:
@@ -124,16 +124,16 @@ def _run_board(board: Board, options: argparse.Namespace) -> None:
     entries_wanted = options.only or submitted_names or list(board.entries)
     cells = chosen_cells(board, options.cell)
     if options.check:
-        _recheck_cells(board, cells, entries_wanted, folder, options.tolerance)
+        _recheck_random_cell(board, cells, entries_wanted, folder, options.tolerance)
     elif options.page:
         print(f"written: {', '.join(str(path) for path in write_pages(board, folder))}")
     else:
         torch.set_num_threads(1)
         jobs = num_concurrent_jobs(options.jobs, "cpu", len(cells))
-        compute_rows(board, cells, entries_wanted, folder, options.out / board.name, jobs, _provenance_of_run())
+        compute_missing_rows(board, cells, entries_wanted, folder, options.out / board.name, jobs, _provenance_of_run())
 
 
-def chosen_cells(board: Board, cell_globs: list[str]) -> list[BoardCell]:
+def chosen_cells(board: Leaderboard, cell_globs: list[str]) -> list[BoardCell]:
     """Return the cells whose names match one of the patterns; all cells if there are no patterns.
 
     Raises:
@@ -147,10 +147,10 @@ def chosen_cells(board: Board, cell_globs: list[str]) -> list[BoardCell]:
     return [c for c in cells if not cell_globs or any(fnmatch.fnmatch(c.name, pattern) for pattern in cell_globs)]
 
 
-def delete_entry(board: Board, folder: Path, entry_name: str) -> None:
+def delete_board_entry(board: Leaderboard, folder: Path, entry_name: str) -> None:
     """Delete the rates, times, rows and submission of an entry."""
-    for store in (TunedRates.read(folder), RoundTimes.read(folder)):
-        store.delete_records(entry_name)
+    for store in (TunedRates.read(folder), AlgorithmRoundTimes.read(folder)):
+        store.remove_entry(entry_name)
         store.write(folder)
     for cell in board.cells():
         cells = read_cell_rows(folder, cell, board)
@@ -159,8 +159,8 @@ def delete_entry(board: Board, folder: Path, entry_name: str) -> None:
     submission.delete_submission(folder, entry_name)
 
 
-def _recheck_cells(
-    board: Board, cells: list[BoardCell], entry_names: list[str], folder: Path, tolerance: float
+def _recheck_random_cell(
+    board: Leaderboard, cells: list[BoardCell], entry_names: list[str], folder: Path, tolerance: float
 ) -> None:
     """Recompute a random one of the cells that have rows, and compare."""
     candidates = [cell for cell in cells if set(read_cell_rows(folder, cell, board).rows) & set(entry_names)]

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from fedsim.core.speaking import code_span, escape_markdown
-from fedsim.studies.board.board import Board
+from fedsim.studies.board.board import Leaderboard
 from fedsim.studies.board.rows import DONE_STATUS, REFUSED_STATUS
 from fedsim.studies.board.sentences import SIGNIFICANCE_LEVEL, difference_text, finding_outcomes, outcome_sentence
 from fedsim.studies.board.standings import Standings
@@ -86,7 +86,7 @@ def standings_markdown(standings: Standings, picture_names: Sequence[str]) -> st
     return "\n".join([*text_lines, *_provenance_text(standings)]).rstrip() + "\n"
 
 
-def _tuning_sentence(board: Board) -> list[str]:
+def _tuning_sentence(board: Leaderboard) -> list[str]:
     """Return the paragraph that says how rates were tuned and differences computed."""
     t, reference_name = board.tuning, escape_markdown(board.against)
     metric = escape_markdown(t.metric.replace("_", " "))
@@ -134,19 +134,19 @@ def _standings_table(standings: Standings) -> list[str]:
                 difference_text(
                     standings.paired_differences(entry_name, reference_name), board.measures[board.main_measure]
                 ),
-                f"{standings.win_counts[row, column]}/{standings.win_counts[column, row]}",
+                f"{standings.pairwise_win_counts[row, column]}/{standings.pairwise_win_counts[column, row]}",
             ]
         text_lines.append(
             _standings_line(
                 standings,
                 entry_name,
-                _marked_name(standings, entry_name),
+                _edge_marked_name(standings, entry_name),
                 f"{ranks[entry_index]:.1f}",
                 comparison_columns,
             )
         )
     for entry_name in [entry_name for entry_name in board.entries if entry_name not in ranked_names]:
-        is_partial = standings.restricted_to_entry(entry_name)
+        is_partial = standings.restricted_to_cells_of(entry_name)
         if is_partial.cell_rows:
             label = f"*{escape_markdown(entry_name)}*, {len(is_partial.cell_rows)} of {len(standings.cell_rows)} cells"
             difference = difference_text(
@@ -158,10 +158,10 @@ def _standings_table(standings: Standings) -> list[str]:
 
 def _edge_note(standings: Standings, names: Sequence[str]) -> list[str]:
     """Return the note that explains the edge mark and names its tracks; empty if no entry has the mark."""
-    at_edges = [name for name in names if _edge_tracks(standings, name)]
+    at_edges = [name for name in names if _tracks_tuned_at_edge(standings, name)]
     if not at_edges:
         return []
-    text = f"The tuned rate is the lowest or highest of its grid ({_edge_list(standings, at_edges)})"
+    text = f"The tuned rate is the lowest or highest of its grid ({_grid_edge_names_text(standings, at_edges)})"
     return [f"{GRID_EDGE_MARK} {text}: a rate beyond it may be better.", ""]
 
 
@@ -170,26 +170,26 @@ def _standings_line(standings: Standings, name: str, label: str, rank: str, comp
     board = standings.board
     other_measures = [m for m in board.measures if m != board.main_measure]
     ms = standings.milliseconds_per_round(name)
-    cells = [label, rank, _mean_text(standings, name, board.main_measure), *comparison]
-    cells += [_mean_text(standings, name, measure) for measure in other_measures]
+    cells = [label, rank, _summary_text(standings, name, board.main_measure), *comparison]
+    cells += [_summary_text(standings, name, measure) for measure in other_measures]
     cells += [_memory_text(standings, name), "–" if ms is None else f"{ms:.3g}"]
     return "| " + " | ".join(cells) + " |"
 
 
-def _edge_tracks(standings: Standings, name: str) -> list[str]:
+def _tracks_tuned_at_edge(standings: Standings, name: str) -> list[str]:
     """Return the tracks in which tuning chose an edge of the entry's grid."""
     return [track for track in standings.tracks if standings.tuned_rates.is_at_edge(track, name)]
 
 
-def _marked_name(standings: Standings, name: str) -> str:
-    return escape_markdown(name) + (GRID_EDGE_MARK if _edge_tracks(standings, name) else "")
+def _edge_marked_name(standings: Standings, name: str) -> str:
+    return escape_markdown(name) + (GRID_EDGE_MARK if _tracks_tuned_at_edge(standings, name) else "")
 
 
-def _edge_list(standings: Standings, names: Sequence[str]) -> str:
+def _grid_edge_names_text(standings: Standings, names: Sequence[str]) -> str:
     """Return the names of the entries, with their edge tracks if the board has several tracks."""
     if len(standings.tracks) == 1:
         return ", ".join(map(escape_markdown, names))
-    return "; ".join(f"{escape_markdown(name)}: {', '.join(_edge_tracks(standings, name))}" for name in names)
+    return "; ".join(f"{escape_markdown(name)}: {', '.join(_tracks_tuned_at_edge(standings, name))}" for name in names)
 
 
 def findings_lines(standings: Standings) -> list[str]:
@@ -215,7 +215,7 @@ def findings_lines(standings: Standings) -> list[str]:
     return text_lines
 
 
-def _mean_text(standings: Standings, name: str, measure: str) -> str:
+def _summary_text(standings: Standings, name: str, measure: str) -> str:
     """Return the mean over cells and seeds; for costs the median over runs that reached the target, and their share."""
     board_measure = standings.board.measures[measure]
     measure_values = np.concatenate([cells.rows[name].values_of(measure) for cells in standings.cell_rows])
@@ -224,7 +224,7 @@ def _mean_text(standings: Standings, name: str, measure: str) -> str:
         return "–"
     if board_measure.until is not None:
         share = len(finite_values) / (len(standings.board.seeds) * len(standings.cell_rows))
-        return f"{_count_text(float(np.median(finite_values)))} ({100 * share:.0f} %)"
+        return f"{_abbreviated_number_text(float(np.median(finite_values)))} ({100 * share:.0f} %)"
     text = f"{100 * finite_values.mean():.1f} %" if board_measure.is_percent else f"{finite_values.mean():.4g}"
     return (
         text if len(finite_values) == len(measure_values) else f"{text} ({len(finite_values)} of {len(measure_values)})"
@@ -238,11 +238,11 @@ def _memory_text(standings: Standings, name: str) -> str:
     return (
         "–"
         if not sizes or sizes[-1] == 0
-        else " – ".join(_count_text(s) for s in dict.fromkeys((sizes[0], sizes[-1]))) + " B"
+        else " – ".join(_abbreviated_number_text(s) for s in dict.fromkeys((sizes[0], sizes[-1]))) + " B"
     )
 
 
-def _count_text(value: float) -> str:
+def _abbreviated_number_text(value: float) -> str:
     """Format a number with a unit prefix: 950, 12 k, 3.4 M."""
     for size, unit in ((1e9, " G"), (1e6, " M"), (1e4, " k")):
         if value >= size:

@@ -15,7 +15,7 @@ COLUMNS_BY_BOARD_COST = {**COLUMNS_BY_COST, "samples": ("samples",), "deployment
 
 
 @dataclass
-class BoardMeasure:
+class LeaderboardMeasure:
     """A measure of a board: the final value of a metric, or the cost of reaching the track's target.
 
     Attributes:

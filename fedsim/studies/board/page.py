@@ -14,8 +14,8 @@ from markupsafe import Markup
 from scipy import stats
 
 from fedsim.core.errors import ConfigError
-from fedsim.core.files import replacement_file, without_nan
-from fedsim.studies.board.board import Board
+from fedsim.core.files import nan_to_none, replacement_file
+from fedsim.studies.board.board import Leaderboard
 from fedsim.studies.board.markdown import standings_markdown
 from fedsim.studies.board.rows import DONE_STATUS, CellRows
 from fedsim.studies.board.sentences import finding_outcomes, outcome_sentence
@@ -30,7 +30,7 @@ PAGE_TEMPLATE = Path(__file__).with_name("page.html.jinja")
 log = logging.getLogger(__name__)
 
 
-def write_pages(board: Board, folder: Path) -> list[Path]:
+def write_pages(board: Leaderboard, folder: Path) -> list[Path]:
     """Write README.md, index.html and the pictures into the results folder, and return their paths.
 
     Raises:
@@ -71,7 +71,7 @@ def save_figures(standings: Standings, folder: Path) -> list[Path]:
             standings.critical_difference,
             standings.indistinguishable_groups(),
         ),
-        "wins": plots.wins_heatmap(ranked_names, standings.win_counts, len(standings.cell_rows)),
+        "wins": plots.wins_heatmap(ranked_names, standings.pairwise_win_counts, len(standings.cell_rows)),
     }
     column_labels = [" ".join(label for _, label in cells.cell.axis_labels) for cells in standings.cell_rows]
     track_blocks = [
@@ -106,7 +106,7 @@ def page_html(standings: Standings) -> str:
     """Return the HTML page with filters."""
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
     template = environment.from_string(PAGE_TEMPLATE.read_text(encoding="utf-8"))
-    json_payload = json.dumps(without_nan(page_data(standings)), separators=(",", ":"), ensure_ascii=False)
+    json_payload = json.dumps(nan_to_none(page_data(standings)), separators=(",", ":"), ensure_ascii=False)
     return template.render(
         title=standings.board.title,
         about=standings.board.about,
@@ -143,7 +143,7 @@ def page_data(standings: Standings) -> dict[str, Any]:
         },
         "entries": {name: {"about": e.about, "remembers": e.remembers} for name, e in board.entries.items()},
         "cells": [_cell_data(cells) for cells in standings.cell_rows],
-        "versions": [" ".join(text) for text in dict.fromkeys(_versions_per_row(standings))],
+        "versions": [" ".join(text) for text in dict.fromkeys(_package_versions_per_row(standings))],
     }
 
 
@@ -164,7 +164,7 @@ def _cell_data(cells: CellRows) -> dict[str, Any]:
     }
 
 
-def _versions_per_row(standings: Standings) -> list[tuple[str, ...]]:
+def _package_versions_per_row(standings: Standings) -> list[tuple[str, ...]]:
     """Return the package versions that made each finished row."""
     rows = [row for cells in standings.cell_rows for row in cells.rows.values() if row.status == DONE_STATUS]
     return [tuple(f"{k} {v}" for k, v in (row.made.get("versions") or {}).items()) for row in rows]

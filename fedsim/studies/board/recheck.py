@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 
 from fedsim.core.errors import ConfigError
-from fedsim.studies.board.board import Board, BoardCell
-from fedsim.studies.board.digests import check_digests
+from fedsim.studies.board.board import BoardCell, Leaderboard
+from fedsim.studies.board.digests import check_matching_digests
 from fedsim.studies.board.rows import DONE_STATUS, TunedRates, read_cell_rows
 from fedsim.studies.board.tasks import FillCellTask
 
@@ -16,7 +16,7 @@ RECHECK_TOLERANCE = 1e-6  # largest relative difference of a number
 
 
 def max_difference_from_rerun(
-    board: Board, cell: BoardCell, entry_names: list[str], folder: Path, scratch_folder: Path
+    board: Leaderboard, cell: BoardCell, entry_names: list[str], folder: Path, scratch_folder: Path
 ) -> float:
     """Return the largest relative difference between the cell's stored rows and the same rows recomputed.
 
@@ -41,7 +41,7 @@ def max_difference_from_rerun(
     max_difference = 0.0
     for entry_name in compared_names:
         stored_row, new_row = old_cells.rows[entry_name], new_cells.rows[entry_name]
-        check_digests(f"{entry_name} in {cell.name}", stored_row.digests, new_row.digests, board.compared)
+        check_matching_digests(f"{entry_name} in {cell.name}", stored_row.digests, new_row.digests, board.compared)
         if stored_row.status != new_row.status:
             raise ConfigError(
                 f"{entry_name} in {cell.name} is {stored_row.status} on disk, and {new_row.status} now: "

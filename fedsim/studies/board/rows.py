@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 
 from fedsim.core.errors import ConfigError
-from fedsim.core.files import replacement_file, without_nan
-from fedsim.studies.board.board import Board, BoardCell, Track
-from fedsim.studies.board.digests import DigestsByName, check_digests
-from fedsim.studies.board.track_settings import TrackSettings
+from fedsim.core.files import nan_to_none, replacement_file
+from fedsim.studies.board.board import BoardCell, BoardTrack, Leaderboard
+from fedsim.studies.board.digests import DigestsByName, check_matching_digests
+from fedsim.studies.board.track_settings import TunedTrackRecords
 from fedsim.studies.board.trials import BoardTrial, TunedParameter, TuningBudget
 
 DONE_STATUS, REFUSED_STATUS, FAILED_STATUS = "done", "refused", "failed"
@@ -70,7 +70,7 @@ class CellRows:
         Raises:
             ConfigError: the row was made with other traces, splits, data, initial models or batches.
         """
-        check_digests(f"{entry_name} in {self.cell.name}", row.digests, self.digests, shared_digests)
+        check_matching_digests(f"{entry_name} in {self.cell.name}", row.digests, self.digests, shared_digests)
         self.digests = row.digests | self.digests
         self.rows[entry_name] = row
 
@@ -80,7 +80,7 @@ def cell_path(folder: Path, cell: BoardCell) -> Path:
     return folder / f"{cell.name}.json"
 
 
-def read_cell_rows(folder: Path, cell: BoardCell, board: Board) -> CellRows:
+def read_cell_rows(folder: Path, cell: BoardCell, board: Leaderboard) -> CellRows:
     """Read the rows of a cell; there are none if it has no file.
 
     Raises:
@@ -92,7 +92,7 @@ def read_cell_rows(folder: Path, cell: BoardCell, board: Board) -> CellRows:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         stored_settings = {key: content[key] for key in _cell_settings(cell, board)}
-        rows = {entry_name: Row(**_restore_numbers(row, content)) for entry_name, row in content["rows"].items()}
+        rows = {entry_name: Row(**_restore_row(row, content)) for entry_name, row in content["rows"].items()}
     except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
         raise ConfigError(f"{path} holds no rows of a board ({error})") from error
     if stored_settings != _cell_settings(cell, board):
@@ -108,7 +108,7 @@ def read_cell_rows(folder: Path, cell: BoardCell, board: Board) -> CellRows:
     return cells
 
 
-def write_cell_rows(folder: Path, cells: CellRows, board: Board) -> None:
+def write_cell_rows(folder: Path, cells: CellRows, board: Leaderboard) -> None:
     """Write the rows of a cell atomically, one row per line.
 
     Digests and provenance that several rows share are stored once; the rows refer to them by index.
@@ -118,35 +118,35 @@ def write_cell_rows(folder: Path, cells: CellRows, board: Board) -> None:
     shared_entries: dict[str, list[Any]] = {"digests": [], "made": []}
     rows = {}
     for entry_name, row in cells.rows.items():
-        record = _shorten_numbers(asdict(row))
+        record = _round_numbers(asdict(row))
         for field_name, entries in shared_entries.items():
             if record[field_name] not in entries:
                 entries.append(record[field_name])
             record[field_name] = entries.index(record[field_name])
         rows[entry_name] = record
     head = {"cell": cells.cell.name, **_cell_settings(cells.cell, board), **shared_entries}
-    text_lines = [f"  {json.dumps(key)}: {_row_text(value)}," for key, value in head.items()]
+    text_lines = [f"  {json.dumps(key)}: {_row_json(value)}," for key, value in head.items()]
     text_lines += [
         '  "rows": {',
-        ",\n".join(f"    {json.dumps(entry_name)}: {_row_text(row)}" for entry_name, row in rows.items()),
+        ",\n".join(f"    {json.dumps(entry_name)}: {_row_json(row)}" for entry_name, row in rows.items()),
         "  }",
     ]
     with replacement_file(path) as file:
         file.write("\n".join(["{", *text_lines, "}"]) + "\n")
 
 
-def _cell_settings(cell: BoardCell, board: Board) -> dict[str, Any]:
+def _cell_settings(cell: BoardCell, board: Leaderboard) -> dict[str, Any]:
     """Return the settings that all rows of a cell share: overrides, target and measures."""
     measures = {name: [m.metric, m.last, m.until] for name, m in board.measures.items()}
     target = board.tracks[cell.track].target
     return {"overrides": [*board.base, *cell.overrides], "target": target, "measures": measures}
 
 
-def _row_text(value: Any) -> str:
-    return json.dumps(without_nan(value), ensure_ascii=False)
+def _row_json(value: Any) -> str:
+    return json.dumps(nan_to_none(value), ensure_ascii=False)
 
 
-class TunedRates(TrackSettings):
+class TunedRates(TunedTrackRecords):
     """The tuned rates of each algorithm in a track, with all trials.
 
     A record is {'lr', 'knob', 'score', 'trials', …}; 'lr' is None where all trials failed.
@@ -162,7 +162,7 @@ class TunedRates(TrackSettings):
         rates = [rate for rate, knob, *_ in record["trials"] if knob == record["knob"]]
         return len(rates) > 1 and record["lr"] in (min(rates), max(rates))
 
-    def check(self, board: Board, track: str, name: str) -> None:
+    def check(self, board: Leaderboard, track: str, name: str) -> None:
         """Refuse rates that were tuned with other trials than the board's.
 
         Raises:
@@ -183,7 +183,10 @@ class TunedRates(TrackSettings):
 
 
 def make_tuning_record(
-    best_trial: BoardTrial | None, scores_by_trial: dict[BoardTrial, list[float]], tuning: TuningBudget, track: Track
+    best_trial: BoardTrial | None,
+    scores_by_trial: dict[BoardTrial, list[float]],
+    tuning: TuningBudget,
+    track: BoardTrack,
 ) -> dict[str, Any]:
     """Return the record that `Rates` stores for an algorithm: the chosen values, the trials and the budget."""
 
@@ -208,19 +211,19 @@ def make_tuning_record(
     }
 
 
-def overrides_of(rates: dict[str, Any], knob: TunedParameter | None) -> list[str]:
+def tuned_overrides(rates: dict[str, Any], knob: TunedParameter | None) -> list[str]:
     """Return the overrides that set the tuned rate and parameter."""
     override_texts = [f"lr={rates['lr']}"]
     return override_texts if knob is None else [*override_texts, knob.override(rates["knob"])]
 
 
-def _shorten_numbers(row: dict[str, Any]) -> dict[str, Any]:
+def _round_numbers(row: dict[str, Any]) -> dict[str, Any]:
     """Round the numbers of a row to seven digits."""
     row["numbers"] = {name: [float(f"{v:.7g}") for v in values] for name, values in row["numbers"].items()}
     return row
 
 
-def _restore_numbers(row: dict[str, Any], content: dict[str, Any]) -> dict[str, Any]:
+def _restore_row(row: dict[str, Any], content: dict[str, Any]) -> dict[str, Any]:
     """Convert null back to NaN, and replace the indices of shared digests and provenance by their content."""
     numbers = row.get("numbers", {})
     row["numbers"] = {name: [math.nan if v is None else v for v in values] for name, values in numbers.items()}

@@ -11,13 +11,13 @@ from typing import Any, TypeVar
 
 import torch
 
-from fedsim.app.job_progress import JobProgress, best_so_far, metric_text, yield_finished_futures
+from fedsim.app.job_progress import JobProgress, best_metric_text, metric_text, yield_finished_futures
 from fedsim.run.stopping import Stopped
 from fedsim.run.tracking.metrics_csv import METRICS_FILENAME
-from fedsim.studies.board.board import Board, BoardCell
-from fedsim.studies.board.costs import RoundTimes
+from fedsim.studies.board.board import BoardCell, Leaderboard
+from fedsim.studies.board.costs import AlgorithmRoundTimes
 from fedsim.studies.board.rows import CellRows, TunedRates, read_cell_rows
-from fedsim.studies.board.tasks import FillCellTask, TimeTrackTask, TuneTrackTask
+from fedsim.studies.board.tasks import FillCellTask, TrackTimingTask, TuneTrackTask
 from fedsim.studies.reproduce.runner import exit_if_orphaned, terminate_with_parent
 
 ALGORITHMS_TUNED_AT_ONCE = 4  # algorithms per tuning task, whose run folders exist at the same time
@@ -25,8 +25,8 @@ ALGORITHMS_TUNED_AT_ONCE = 4  # algorithms per tuning task, whose run folders ex
 T = TypeVar("T")
 
 
-def compute_rows(
-    board: Board,
+def compute_missing_rows(
+    board: Leaderboard,
     cells: list[BoardCell],
     entry_names: list[str],
     folder: Path,
@@ -61,7 +61,7 @@ def compute_rows(
             for first_entry in range(0, len(missing_entries), ALGORITHMS_TUNED_AT_ONCE)
         ]
         tune_tasks += [TuneTrackTask(board, batch, runs, folder, provenance_facts, track) for batch in batches]
-    for task_number, (tune, task_results) in enumerate(_finished_tasks(tune_tasks, jobs, runs), 1):
+    for task_number, (tune, task_results) in enumerate(_yield_task_results(tune_tasks, jobs, runs), 1):
         rates.update(tune.track, task_results)
         rates.write(folder)
         print_line(f"[{task_number}/{len(tune_tasks)}] tuned in {tune.track}: {', '.join(tune.entries)}")
@@ -72,13 +72,13 @@ def compute_rows(
             fill_tasks.append(
                 FillCellTask(board, missing_entries, runs, folder, provenance_facts, cell, rates.by_track[cell.track])
             )
-    for task_number, (fill_task, entry_name) in enumerate(_finished_tasks(fill_tasks, jobs, runs), 1):
+    for task_number, (fill_task, entry_name) in enumerate(_yield_task_results(fill_tasks, jobs, runs), 1):
         best = best_row_text(read_cell_rows(folder, fill_task.cell, board), board)
         print_line(f"[{task_number}/{len(fill_tasks)}] {entry_name}: {len(fill_task.entries)} rows{best}")
-    times = RoundTimes.read(folder)
+    times = AlgorithmRoundTimes.read(folder)
     for track in track_names:
         if missing_entries := [entry_name for entry_name in entry_names if times.record_of(track, entry_name) is None]:
-            task_results = TimeTrackTask(
+            task_results = TrackTimingTask(
                 board, missing_entries, runs, folder, provenance_facts, track, rates.by_track[track]
             )()
             times.update(track, task_results)
@@ -86,7 +86,7 @@ def compute_rows(
             print_line(f"timed in {track}: {', '.join(task_results)}")
 
 
-def best_row_text(cells: CellRows, board: Board) -> str:
+def best_row_text(cells: CellRows, board: Leaderboard) -> str:
     """Return '; best so far: accuracy 0.83 (FedAWE)' for the cell's best row by the main measure; '' if it has none."""
     measure_means = {
         name: float(row.values_of(board.main_measure).mean())
@@ -102,18 +102,18 @@ def best_row_text(cells: CellRows, board: Board) -> str:
     return f"; best so far: {metric_text(board.main_measure, measure_means[best])} ({best})"
 
 
-def _finished_tasks(tasks: list[Any], jobs: int, runs: Path | None = None) -> Iterator[tuple[Any, Any]]:
+def _yield_task_results(tasks: list[Any], jobs: int, runs: Path | None = None) -> Iterator[tuple[Any, Any]]:
     """Run the tasks and yield each with its result when it ends; `runs` is the folder of the unfinished runs."""
     if jobs == 1 or len(tasks) < 2:
         for task in tasks:
             yield task, task()
         return
-    process_pool = ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), initializer=_start_worker)
+    process_pool = ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), initializer=_initialise_worker)
     try:
         task_by_future = {process_pool.submit(_run_task, task): task for task in tasks}
         progress = JobProgress(len(tasks), "pieces of work")
-        for future in yield_finished_futures(list(task_by_future), progress, lambda: _best_running_metric(runs)):
-            progress.jobs_finished()
+        for future in yield_finished_futures(list(task_by_future), progress, lambda: _best_metric_text(runs)):
+            progress.record_finished_jobs()
             was_stopped, result = future.result()
             if was_stopped is not None:
                 raise Stopped(was_stopped)
@@ -124,9 +124,9 @@ def _finished_tasks(tasks: list[Any], jobs: int, runs: Path | None = None) -> It
     process_pool.shutdown()
 
 
-def _best_running_metric(runs: Path | None) -> str:
+def _best_metric_text(runs: Path | None) -> str:
     """Return the best leading metric of the unfinished runs."""
-    return "" if runs is None else best_so_far(sorted(path.parent for path in runs.rglob(METRICS_FILENAME)))
+    return "" if runs is None else best_metric_text(sorted(path.parent for path in runs.rglob(METRICS_FILENAME)))
 
 
 def _run_task(task: Callable[[], T]) -> tuple[str | None, T | None]:
@@ -140,7 +140,7 @@ def _run_task(task: Callable[[], T]) -> tuple[str | None, T | None]:
     return outcome
 
 
-def _start_worker() -> None:
+def _initialise_worker() -> None:
     """Prepare a worker process: one thread, and end when the command ends."""
     torch.set_num_threads(1)
     terminate_with_parent()

@@ -15,7 +15,7 @@ from scipy import stats
 
 from fedsim.core.speaking import code_span
 from fedsim.studies.board.findings import ALL_CELLS_PATTERN, ASKS_EQUIVALENT, Comparison
-from fedsim.studies.board.measured import BoardMeasure
+from fedsim.studies.board.measured import LeaderboardMeasure
 from fedsim.studies.board.standings import Standings
 from fedsim.studies.results.paired import PairedDifference
 
@@ -94,26 +94,26 @@ def _equivalence_margin(standings: Standings, comparison: Comparison) -> float |
 def _test_comparison(standings: Standings, comparison: Comparison) -> ComparisonOutcome:
     """Return the outcome of a comparison, with the p-value of this test alone."""
     measure_name = comparison.measure or standings.board.main_measure
-    compared_cells = standings.restricted_to(comparison.includes)
+    compared_cells = standings.restricted_to_cells(comparison.includes)
     single_cells = [Standings(standings.board, [cells]) for cells in compared_cells.cell_rows]
-    cell_signs = [_difference_sign(single_cell, comparison, measure_name) for single_cell in single_cells]
-    other_cells = standings.restricted_to(lambda name: not comparison.includes(name))
+    cell_signs = [_significant_difference_sign(single_cell, comparison, measure_name) for single_cell in single_cells]
+    other_cells = standings.restricted_to_cells(lambda name: not comparison.includes(name))
     differences = compared_cells.paired_differences(comparison.one, comparison.other, measure_name)
     return ComparisonOutcome(
         comparison,
         differences,
-        compared_cells.shared_cells(comparison.one, comparison.other, measure_name),
+        compared_cells.num_shared_cells(comparison.one, comparison.other, measure_name),
         p_value(differences, _equivalence_margin(standings, comparison)),
         cell_signs.count(1),
         cell_signs.count(-1),
         {
-            track: _difference_sign(other_cells.restricted_to_track(track), comparison, measure_name)
+            track: _significant_difference_sign(other_cells.restricted_to_track(track), comparison, measure_name)
             for track in other_cells.tracks
         },
     )
 
 
-def _difference_sign(standings: Standings, comparison: Comparison, measure: str) -> int:
+def _significant_difference_sign(standings: Standings, comparison: Comparison, measure: str) -> int:
     """Return 1 if the first entry is better by the 95 % interval, -1 if it is worse, else 0."""
     low, high = standings.paired_differences(comparison.one, comparison.other, measure).confidence_interval
     direction = 1 if standings.board.measures[measure].higher_is_better else -1
@@ -179,7 +179,7 @@ def _other_cells_sentence(outcome: ComparisonOutcome, formatter: Callable[[str],
     return f" In the other cells: {'; '.join(groups)}." if groups else ""
 
 
-def difference_text(paired_differences: PairedDifference, measure: BoardMeasure) -> str:
+def difference_text(paired_differences: PairedDifference, measure: LeaderboardMeasure) -> str:
     """Format a mean difference with its 95 % interval, bold if the interval excludes zero."""
     if not paired_differences.num_pairs:
         return "–"

@@ -11,8 +11,8 @@ from typing import NamedTuple
 import numpy as np
 from scipy import stats
 
-from fedsim.studies.board.board import Board
-from fedsim.studies.board.costs import RoundTimes
+from fedsim.studies.board.board import Leaderboard
+from fedsim.studies.board.costs import AlgorithmRoundTimes
 from fedsim.studies.board.rows import DONE_STATUS, REFUSED_STATUS, CellRows, Row, TunedRates, read_cell_rows
 from fedsim.studies.results.friedman import (
     FriedmanTest,
@@ -53,13 +53,13 @@ class Standings:
         tuned_rates: the learning rates that tuning chose.
     """
 
-    board: Board
+    board: Leaderboard
     cell_rows: list[CellRows]
-    round_times: RoundTimes = field(default_factory=RoundTimes)
+    round_times: AlgorithmRoundTimes = field(default_factory=AlgorithmRoundTimes)
     tuned_rates: TunedRates = field(default_factory=TunedRates)
 
     @classmethod
-    def read_folder(cls, board: Board, folder: Path) -> Standings:
+    def read_folder(cls, board: Leaderboard, folder: Path) -> Standings:
         """Read the standings of a board from its results folder.
 
         Raises:
@@ -67,7 +67,10 @@ class Standings:
         """
         all_cells = [read_cell_rows(folder, cell, board) for cell in board.cells()]
         return cls(
-            board, [cells for cells in all_cells if cells.rows], RoundTimes.read(folder), TunedRates.read(folder)
+            board,
+            [cells for cells in all_cells if cells.rows],
+            AlgorithmRoundTimes.read(folder),
+            TunedRates.read(folder),
         )
 
     def restricted_to_track(self, track: str) -> Standings:
@@ -75,12 +78,12 @@ class Standings:
         cells = [cells for cells in self.cell_rows if cells.cell.track == track]
         return replace(self, cell_rows=cells)
 
-    def restricted_to(self, includes_cell: Callable[[str], bool]) -> Standings:
+    def restricted_to_cells(self, includes_cell: Callable[[str], bool]) -> Standings:
         """Return the standings of the cells whose names `includes_cell` accepts."""
         cells = [cells for cells in self.cell_rows if includes_cell(cells.cell.name)]
         return replace(self, cell_rows=cells)
 
-    def restricted_to_entry(self, name: str) -> Standings:
+    def restricted_to_cells_of(self, name: str) -> Standings:
         """Return the standings of the cells in which an entry has numbers."""
         cells = [cells for cells in self.cell_rows if name in cells.rows and cells.rows[name].status == DONE_STATUS]
         return replace(self, cell_rows=cells)
@@ -125,9 +128,11 @@ class Standings:
         return self._scores(self.ranked_entries, measure or self.board.main_measure)
 
     def _scores(self, names: Sequence[str], measure: str) -> np.ndarray:
-        return np.array([[self._score(cells.rows[name], measure) for name in names] for cells in self.cell_rows])
+        return np.array(
+            [[self._rounded_mean_score(cells.rows[name], measure) for name in names] for cells in self.cell_rows]
+        )
 
-    def _score(self, row: Row, measure: str) -> float:
+    def _rounded_mean_score(self, row: Row, measure: str) -> float:
         """Return the mean over seeds to six digits, so that values that are equal up to rounding share a rank."""
         sign = 1 if self.board.measures[measure].higher_is_better else -1
         values = row.values_of(measure)
@@ -162,7 +167,7 @@ class Standings:
         a, b = np.array(pairs).mean(0)
         return paired_difference(a, b, self.board.seeds, self.board.seeds)
 
-    def shared_cells(self, first_name: str, second_name: str, measure: str) -> int:
+    def num_shared_cells(self, first_name: str, second_name: str, measure: str) -> int:
         """Return the number of cells in which both entries have numbers."""
         return len(self._value_pairs(first_name, second_name, measure))
 
@@ -173,7 +178,7 @@ class Standings:
         return [(a, b) for a, b in pairs if len(a) and len(b) and np.isfinite([a, b]).all()]
 
     @functools.cached_property
-    def win_counts(self) -> np.ndarray:
+    def pairwise_win_counts(self) -> np.ndarray:
         """The number of cells [k, k] in which the row's entry beats the column's by the cell's paired interval.
 
         An entry that diverged loses to one that did not.
@@ -190,15 +195,15 @@ class Standings:
         return [
             np.array(
                 [
-                    [a is not b and self._is_better(a, b, main, higher_is_better) for b in rows_by_entry]
+                    [a is not b and self._is_significantly_better(a, b, main, higher_is_better) for b in rows_by_entry]
                     for a in rows_by_entry
                 ]
             )
             for rows_by_entry in rows
         ]
 
-    def _is_better(self, first_name: Row, second_name: Row, measure: str, higher_is_better: bool) -> bool:
-        has_diverged = [self._score(row, measure) == DIVERGED_SCORE for row in (first_name, second_name)]
+    def _is_significantly_better(self, first_name: Row, second_name: Row, measure: str, higher_is_better: bool) -> bool:
+        has_diverged = [self._rounded_mean_score(row, measure) == DIVERGED_SCORE for row in (first_name, second_name)]
         if any(has_diverged):
             return not has_diverged[0]
         low, high = paired_difference(

@@ -23,13 +23,13 @@ from fedsim.core.errors import ConfigError
 from fedsim.core.files import write_json
 from fedsim.local import LocalRule
 from fedsim.strategies import Strategy
-from fedsim.studies.board.board import Board, Entry, parse_entry
+from fedsim.studies.board.board import BoardEntry, Leaderboard, parse_entry
 
 SUBMISSIONS_FILE = "submitted.json"
 CLASS_BY_GROUP = {"strategy": Strategy, "local": LocalRule}
 
 
-def submitted_entries(path: Path) -> tuple[dict[str, Entry], str]:
+def read_submission(path: Path) -> tuple[dict[str, BoardEntry], str]:
     """Read the entries of a submitted file; return name → entry, and the digest of the file.
 
     Raises:
@@ -43,7 +43,7 @@ def submitted_entries(path: Path) -> tuple[dict[str, Entry], str]:
     return entries, digest
 
 
-def _entries_from_yaml(path: Path) -> dict[str, Entry]:
+def _entries_from_yaml(path: Path) -> dict[str, BoardEntry]:
     try:
         content: Any = OmegaConf.to_container(OmegaConf.load(path), resolve=True)
         return {str(name): parse_entry(definition) for name, definition in content.items()}
@@ -52,7 +52,7 @@ def _entries_from_yaml(path: Path) -> dict[str, Entry]:
         raise ConfigError(f"--entry {path} must hold NAME: {{overrides: […]}} ({reason})") from error
 
 
-def _entries_from_python(path: Path) -> dict[str, Entry]:
+def _entries_from_python(path: Path) -> dict[str, BoardEntry]:
     """Return an entry for the last strategy or local rule that the file defines."""
     folder = str(path.resolve().parent)
     if folder not in sys.path:
@@ -81,7 +81,7 @@ def _entries_from_python(path: Path) -> dict[str, Entry]:
     return {name: submission}
 
 
-def add_entries(folder: Path, board: Board, new_entries: dict[str, Entry], digest: str) -> None:
+def add_board_entries(folder: Path, board: Leaderboard, new_entries: dict[str, BoardEntry], digest: str) -> None:
     """Add the entries to the board, and to the submissions stored with its results.
 
     Raises:
@@ -106,7 +106,7 @@ def add_entries(folder: Path, board: Board, new_entries: dict[str, Entry], diges
     add_submitted_entries(folder, board)
 
 
-def add_submitted_entries(folder: Path, board: Board) -> Board:
+def add_submitted_entries(folder: Path, board: Leaderboard) -> Leaderboard:
     """Return the board after adding the entries that were submitted to these results."""
     for name, definition in _stored_submissions(folder).items():
         board.entries[name] = parse_entry({key: value for key, value in definition.items() if key != "file"})

@@ -15,8 +15,8 @@ from fedsim.app.build import build
 from fedsim.app.job_progress import JobProgress, LockstepProgress
 from fedsim.core.errors import ConfigError, OutputError, RunError
 from fedsim.run.stopping import Stopped
-from fedsim.run.together import Lockstep
-from fedsim.studies.board.board import Board, BoardCell
+from fedsim.run.together import LockstepRunner
+from fedsim.studies.board.board import BoardCell, Leaderboard
 from fedsim.studies.board.costs import TIMED_ROUNDS, client_memory_bytes, milliseconds_per_round
 from fedsim.studies.board.digests import digest_inputs
 from fedsim.studies.board.measured import metric_curve
@@ -26,13 +26,13 @@ from fedsim.studies.board.rows import (
     REFUSED_STATUS,
     Row,
     make_tuning_record,
-    overrides_of,
     read_cell_rows,
+    tuned_overrides,
     write_cell_rows,
 )
 from fedsim.studies.board.trials import BoardTrial, best_trial
 from fedsim.studies.reproduce.recipe import RecipeSetting
-from fedsim.studies.reproduce.runner import Job, Outcome, batch_jobs, job_steps, plan_jobs
+from fedsim.studies.reproduce.runner import Outcome, RecipeJob, batch_jobs, job_local_tasks, plan_jobs
 from fedsim.studies.results.runs import load
 
 
@@ -48,7 +48,7 @@ class BoardTask:
         provenance: command, commit and versions that rows record.
     """
 
-    board: Board
+    board: Leaderboard
     entries: list[str]
     runs_folder: Path
     results_folder: Path
@@ -64,7 +64,7 @@ class TuneTrackTask(BoardTask):
     def __call__(self) -> dict[str, dict[str, Any]]:
         """Tune the entries and return entry → record for `Rates`."""
         board, track = self.board, self.board.tracks[self.track]
-        planned_jobs: list[tuple[str, Any, list[float], Job]] = []
+        planned_jobs: list[tuple[str, Any, list[float], RecipeJob]] = []
         for cell_labels in track.tuned_at:
             cell = board.cell(self.track, cell_labels)
             for entry_name in self.entries:
@@ -72,13 +72,13 @@ class TuneTrackTask(BoardTask):
                 low, high = (entry.rates * rate for rate in track.rates)
                 for knob_value, entry_rates in board.tuning.rate_grids(entry.knob, (low, high)).items():
                     knob = [] if entry.knob is None else [entry.knob.override(knob_value)]
-                    overrides = (*entry.overrides, *self._trial(entry_rates), *knob)
+                    overrides = (*entry.overrides, *self._trial_overrides(entry_rates), *knob)
                     planned_jobs.append(
                         (
                             entry_name,
                             knob_value,
                             entry_rates,
-                            _board_job(board, cell, entry_name, overrides, self.runs_folder),
+                            _leaderboard_job(board, cell, entry_name, overrides, self.runs_folder),
                         )
                     )
         outcomes = dict(_run_jobs([job for *_, job in planned_jobs]))
@@ -103,7 +103,7 @@ class TuneTrackTask(BoardTask):
         _delete_run_folders(job for *_, job in planned_jobs)
         return tuned_records
 
-    def _trial(self, rates: list[float]) -> list[str]:
+    def _trial_overrides(self, rates: list[float]) -> list[str]:
         """Return the overrides of one run that combines each rate with each seed as replicates."""
         seeds, lr = self.board.tuning.seeds_and_rates(rates)
         return [f"rounds={self.board.tuning.rounds}", f"seeds={seeds}", f"lr={lr}", *self.board.tuning.overrides]
@@ -138,10 +138,10 @@ class FillCellTask(BoardTask):
                     entry_name, Row(REFUSED_STATUS, reason, entry.overrides, made=self.provenance), board.compared
                 )
                 continue
-            overrides = (*entry.overrides, *overrides_of(entry_rates, entry.knob), f"seeds={board.seeds}")
+            overrides = (*entry.overrides, *tuned_overrides(entry_rates, entry.knob), f"seeds={board.seeds}")
             row = Row(DONE_STATUS, "", list(overrides), made=self.provenance)
             try:
-                job = _board_job(board, cell, entry_name, overrides, self.runs_folder)
+                job = _leaderboard_job(board, cell, entry_name, overrides, self.runs_folder)
                 simulation, _, _ = build(job.config, shared=shared_objects)
                 row.digests, row.remembered = digest_inputs(simulation), client_memory_bytes(simulation)
             except ConfigError as error:
@@ -171,7 +171,7 @@ class FillCellTask(BoardTask):
 
 
 @dataclass(frozen=True)
-class TimeTrackTask(BoardTask):
+class TrackTimingTask(BoardTask):
     """A task that times some algorithms, one after another, in the first cell where their track was tuned.
 
     Attributes:
@@ -183,7 +183,7 @@ class TimeTrackTask(BoardTask):
     rates: dict[str, dict[str, Any]] | None = None
 
     def __call__(self) -> dict[str, dict[str, Any]]:
-        """Time the entries and return entry → record for `RoundTimes`."""
+        """Time the entries and return entry → record for `AlgorithmRoundTimes`."""
         board, rates_by_entry = self.board, self.rates
         assert rates_by_entry is not None
         cell = board.cell(self.track, board.tracks[self.track].tuned_at[0])
@@ -195,11 +195,11 @@ class TimeTrackTask(BoardTask):
             timing_by_entry[entry_name] = {"ms": None, "made": self.provenance}
             if entry_rates["lr"] is None:
                 continue
-            job = _board_job(
+            job = _leaderboard_job(
                 board,
                 cell,
                 entry_name,
-                (*board_entry.overrides, *overrides_of(entry_rates, board_entry.knob), *short_overrides),
+                (*board_entry.overrides, *tuned_overrides(entry_rates, board_entry.knob), *short_overrides),
                 self.runs_folder,
             )
             with contextlib.suppress(Exception):  # its rows hold the error
@@ -207,13 +207,13 @@ class TimeTrackTask(BoardTask):
         return timing_by_entry
 
 
-def _board_job(board: Board, cell: BoardCell, name: str, overrides: Sequence[str], runs: Path) -> Job:
+def _leaderboard_job(board: Leaderboard, cell: BoardCell, name: str, overrides: Sequence[str], runs: Path) -> RecipeJob:
     """Return the job of one run, in a folder of its own."""
     setting = RecipeSetting((("entry", name), ("cell", cell.name)), (*board.base, *cell.overrides, *overrides))
     return plan_jobs([setting], runs, ())[0]
 
 
-def _run_jobs(jobs: list[Job]) -> Iterator[tuple[Path, Outcome]]:
+def _run_jobs(jobs: list[RecipeJob]) -> Iterator[tuple[Path, Outcome]]:
     """Run the jobs in lockstep batches, and yield the folder and outcome of each.
 
     Raises:
@@ -226,10 +226,10 @@ def _run_jobs(jobs: list[Job]) -> Iterator[tuple[Path, Outcome]]:
         lockstep_progress = LockstepProgress(
             progress, [job.folder for job in job_batch], [int(job.config.rounds) for job in job_batch]
         )
-        runs = [functools.partial(job_steps, job, without_progress=True, shared=shared) for job in job_batch]
+        runs = [functools.partial(job_local_tasks, job, without_progress=True, shared=shared) for job in job_batch]
         was_stopped = False
-        for job_index, job_outcome in Lockstep[Outcome](report_progress=lockstep_progress)(runs):
-            progress.jobs_finished()
+        for job_index, job_outcome in LockstepRunner[Outcome](report_progress=lockstep_progress)(runs):
+            progress.record_finished_jobs()
             if isinstance(job_outcome, ConfigError):
                 job_outcome = Outcome(REFUSED_STATUS, str(job_outcome))
             elif isinstance(job_outcome, Exception) and not isinstance(job_outcome, (OutputError, RunError)):
@@ -244,7 +244,7 @@ def _run_jobs(jobs: list[Job]) -> Iterator[tuple[Path, Outcome]]:
             raise Stopped("stopped between two rounds")
 
 
-def _delete_run_folders(jobs: Iterator[Job] | list[Job]) -> None:
+def _delete_run_folders(jobs: Iterator[RecipeJob] | list[RecipeJob]) -> None:
     """Delete the folders of runs whose numbers are stored."""
     for job in jobs:
         shutil.rmtree(job.folder, ignore_errors=True)

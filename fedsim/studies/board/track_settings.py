@@ -13,7 +13,7 @@ from fedsim.core.files import write_json
 
 
 @dataclass
-class TrackSettings:
+class TunedTrackRecords:
     """The records of a board's entries in each track.
 
     Attributes:
@@ -43,7 +43,7 @@ class TrackSettings:
         """Return the record of an entry in a track; None if there is none yet."""
         return self.by_track.get(track, {}).get(entry)
 
-    def delete_records(self, entry: str) -> None:
+    def remove_entry(self, entry: str) -> None:
         """Delete the records of an entry in all tracks."""
         for track in self.by_track.values():
             track.pop(entry, None)

@@ -12,7 +12,7 @@ from typing import Any
 from fedsim.app.config import choice_target, groups
 from fedsim.core import checks
 from fedsim.core.errors import ConfigError
-from fedsim.studies.judgement.environments import Environments
+from fedsim.studies.judgement.environments import BenchmarkEnvironments
 from fedsim.studies.tuning.space import IntervalKnob, Trial, format_override, parse_knobs
 
 
@@ -35,7 +35,9 @@ class Contender:
     source_digest: str
 
 
-def make_contender(contender_name: str, environments: Environments, knob_names: Sequence[str] = ()) -> Contender:
+def make_contender(
+    contender_name: str, environments: BenchmarkEnvironments, knob_names: Sequence[str] = ()
+) -> Contender:
     """A strategy by its choice or class, with the knobs of its rates and further ones.
 
     A class without server_lr gets as many values of the local rate as the others have pairs of rates.

@@ -13,7 +13,7 @@ SMALLEST_DISTANCE = 1e-12  # distances below it count as this one
 
 
 @dataclass(frozen=True)
-class Environments:
+class BenchmarkEnvironments:
     """Environments of one kind, in which strategies are compared by one metric.
 
     Attributes:
@@ -43,12 +43,12 @@ class Environments:
             raise ConfigError(f"{' '.join(next(iter(shared)))} is a cell of tuning and a held-out one")
         checks.check_not_negative("margin", self.margin)
 
-    def comparable_values(self, values: np.ndarray) -> np.ndarray:
+    def comparison_scale_values(self, values: np.ndarray) -> np.ndarray:
         """Values of the metric as they are subtracted."""
         return np.log(np.maximum(values, SMALLEST_DISTANCE)) if self.of_ratios else values
 
 
-DIGITS_ENVIRONMENTS = Environments(
+DIGITS_ENVIRONMENTS = BenchmarkEnvironments(
     "digits",
     (
         "dataset=digits", "model=linear", "clients=20", "local_steps=5", "batch_size=10", "partition.alpha=0.3",
@@ -64,7 +64,7 @@ DIGITS_ENVIRONMENTS = Environments(
     ("validation_accuracy", "test_accuracy"),
     0.005,  # half a percentage point
 )  # fmt: skip
-QUADRATICS_ENVIRONMENTS = Environments(
+QUADRATICS_ENVIRONMENTS = BenchmarkEnvironments(
     "quadratics",
     (
         "dataset=quadratics", "dataset.slope=0.01", "model=mean", "partition=natural", "clients=20", "local_steps=5",

@@ -19,9 +19,9 @@ from fedsim.app.config import groups
 from fedsim.core import checks
 from fedsim.core.errors import ConfigError
 from fedsim.evaluation.columns import is_fraction, is_higher_better
-from fedsim.evaluation.registry import describe
+from fedsim.evaluation.registry import describe_metric
 from fedsim.studies.judgement.contender import Contender, make_contender
-from fedsim.studies.judgement.environments import DIGITS_ENVIRONMENTS, QUADRATICS_ENVIRONMENTS, Environments
+from fedsim.studies.judgement.environments import DIGITS_ENVIRONMENTS, QUADRATICS_ENVIRONMENTS, BenchmarkEnvironments
 from fedsim.studies.judgement.tries import attempt_number, record_attempt
 from fedsim.studies.judgement.verdict import (
     MECHANISM_VERDICT,
@@ -61,7 +61,7 @@ class Contest:
             `REFERENCE_KNOBS`.
     """
 
-    environments: tuple[Environments, ...] = (DIGITS_ENVIRONMENTS, QUADRATICS_ENVIRONMENTS)
+    environments: tuple[BenchmarkEnvironments, ...] = (DIGITS_ENVIRONMENTS, QUADRATICS_ENVIRONMENTS)
     tuning_seeds: tuple[int, ...] = TUNING_SEEDS
     held_out_seeds: tuple[int, ...] = HELD_OUT_SEEDS
     rounds: int = 100
@@ -166,7 +166,7 @@ def judge(
     for environment_kind in contest.environments:
         kind_contenders = contenders_by_kind[environment_kind.name]
         held_out_results = [
-            _ContenderResult.run_contest(
+            _ContenderResult.run_contender(
                 candidate,
                 contest,
                 environment_kind,
@@ -176,7 +176,7 @@ def judge(
             for candidate in kind_contenders
         ]
         evidence_by_kind[environment_kind.name] = {
-            name: held_out_results[0].evidence_against(baseline)
+            name: held_out_results[0].evidence_of_gain_over(baseline)
             for name, baseline in zip(against, held_out_results[1:], strict=True)
         }
         chosen_settings[environment_kind.name] = {
@@ -209,7 +209,9 @@ def judge(
     return judgement
 
 
-def _make_contenders(challenger: str, against: Sequence[str], kind: Environments, contest: Contest) -> list[Contender]:
+def _make_contenders(
+    challenger: str, against: Sequence[str], kind: BenchmarkEnvironments, contest: Contest
+) -> list[Contender]:
     reference_knobs = REFERENCE_KNOBS[: len(contest.knobs)]
     return [
         make_contender(challenger, kind, contest.knobs),
@@ -238,8 +240,8 @@ class _ContenderResult:
     metric_sign: float
 
     @classmethod
-    def run_contest(
-        cls, candidate: Contender, contest: Contest, environments: Environments, folder: Path, reference: bool
+    def run_contender(
+        cls, candidate: Contender, contest: Contest, environments: BenchmarkEnvironments, folder: Path, reference: bool
     ) -> _ContenderResult:
         fixed_overrides = (*environments.setting, *candidate.overrides, f"rounds={contest.rounds}")
         tuning_metric, comparison_metric = environments.metrics
@@ -257,7 +259,7 @@ class _ContenderResult:
             trials: Sequence[Trial], cells: Any, seeds: Sequence[int], metric: str
         ) -> dict[Trial, np.ndarray]:
             values = final_values(trials, final_round_overrides, cells, seeds, metric, runs / "compared")
-            return {trial: environments.comparable_values(numbers) for trial, numbers in values.items()}
+            return {trial: environments.comparison_scale_values(numbers) for trial, numbers in values.items()}
 
         def held_out_values(trials: Sequence[Trial]) -> dict[Trial, np.ndarray]:
             cells = environments.held_out_cells
@@ -265,10 +267,10 @@ class _ContenderResult:
             return {t: v.reshape(len(cells), -1).mean(0) for t, v in values.items()}
 
         chosen_trial = outcome.choice.trial
-        tuned_values = environments.comparable_values(outcome.choice.values)
+        tuned_values = environments.comparison_scale_values(outcome.choice.values)
         if not reference:
             return cls(outcome, held_out_values([chosen_trial]), np.zeros(0), tuned_values, np.zeros(0), metric_sign)
-        default_outcome = _with_default_values(candidate.default_trial, outcome)
+        default_outcome = _with_chosen_values(candidate.default_trial, outcome)
         finalists = list(dict.fromkeys([chosen_trial, *outcome.tuning.finalists]))
         held_out_by_trial = held_out_values(list(dict.fromkeys([*finalists, default_outcome])))
         tried_values = {trial: held_out_by_trial[trial] for trial in finalists}
@@ -287,7 +289,7 @@ class _ContenderResult:
             metric_sign,
         )
 
-    def evidence_against(self, reference: _ContenderResult) -> Evidence:
+    def evidence_of_gain_over(self, reference: _ContenderResult) -> Evidence:
         """Differences by seed, positive where this one is better."""
         chosen_values = self.held_out_values[self.tuning_outcome.choice.trial]
         best = best_trial(reference.held_out_values, self.metric_sign)
@@ -326,7 +328,7 @@ def trials_around(trial: Trial, knobs: Sequence[Knob], refinement_factor: int) -
     return neighbouring_trials
 
 
-def _with_default_values(default: Trial, outcome: TuningOutcome) -> Trial:
+def _with_chosen_values(default: Trial, outcome: TuningOutcome) -> Trial:
     """Default settings, with the chosen values of knobs that have none."""
     settings = dict(default)
     return tuple((key, settings.get(key, value)) for key, value in outcome.choice.trial)
@@ -348,14 +350,14 @@ def final_values(
 def rounds_within_budget(seconds: float, challenger: str, against: Sequence[str], contest: Contest) -> int:
     """The most rounds, among `ROUNDS`, with which judging takes about so many seconds, estimated from runs of tuning
     federations of the challenger with few rounds."""
-    costs = [_estimated_cost(challenger, against, kind, contest) for kind in contest.environments]
+    costs = [_startup_and_round_seconds(challenger, against, kind, contest) for kind in contest.environments]
     start, seconds_per_round = sum(cost[0] for cost in costs), sum(cost[1] for cost in costs)
     affordable_rounds = [rounds for rounds in CANDIDATE_ROUNDS if start + rounds * seconds_per_round <= seconds]
     return max(affordable_rounds, default=CANDIDATE_ROUNDS[0])
 
 
-def _estimated_cost(
-    challenger: str, baseline_names: Sequence[str], environment_kind: Environments, contest: Contest
+def _startup_and_round_seconds(
+    challenger: str, baseline_names: Sequence[str], environment_kind: BenchmarkEnvironments, contest: Contest
 ) -> tuple[float, float]:
     """Seconds that environments of one kind take to start, and for each round."""
     candidate = make_contender(challenger, environment_kind, contest.knobs)
@@ -409,10 +411,10 @@ def judgement_sentence(judgement: Judgement) -> str:
     )
 
 
-def _differences_text(judgement: Judgement, environment_kind: Environments) -> str:
+def _differences_text(judgement: Judgement, environment_kind: BenchmarkEnvironments) -> str:
     """The intervals of one kind of environments in words."""
     uses_chosen = judgement.verdict_by_environment[environment_kind.name] == SEED_VERDICT
-    metric_label = describe(environment_kind.metrics[1]).label
+    metric_label = describe_metric(environment_kind.metrics[1]).label
     compared_text = "chosen settings" if uses_chosen else "best trials"
     percent = is_fraction(environment_kind.metrics[1])
     words = []

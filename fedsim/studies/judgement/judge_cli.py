@@ -12,7 +12,7 @@ from pathlib import Path
 from fedsim.app.commands import COMMAND_DESCRIPTIONS
 from fedsim.core import checks
 from fedsim.core.errors import ConfigError
-from fedsim.core.files import replacement_file, without_nan
+from fedsim.core.files import nan_to_none, replacement_file
 from fedsim.studies.judgement.environments import ENVIRONMENTS_BY_NAME
 from fedsim.studies.judgement.judge import Contest, judge, rounds_within_budget
 from fedsim.studies.tuning.tune_cli import log_only_tuning
@@ -80,7 +80,7 @@ def main(arguments: list[str]) -> None:
         )
     path = Path(options.out) / f"{options.challenger}.json"
     with replacement_file(path) as file:
-        file.write(json.dumps(without_nan(judgement.as_json()), indent=2) + "\n")
+        file.write(json.dumps(nan_to_none(judgement.as_json()), indent=2) + "\n")
     print(judgement.sentence)
     print(f"\n{path}", file=sys.stderr)
 

@@ -16,7 +16,7 @@ def attempt_number(path: Path, attempt_key: str) -> int:
     Raises:
         ConfigError: the file is damaged.
     """
-    keys = list(dict.fromkeys(entry["key"] for entry in _read_entries(path)))
+    keys = list(dict.fromkeys(entry["key"] for entry in _read_ledger_entries(path)))
     return keys.index(attempt_key) + 1 if attempt_key in keys else len(keys) + 1
 
 
@@ -31,7 +31,7 @@ def record_attempt(path: Path, attempt_entry: dict[str, Any]) -> None:
         lock.release()
 
 
-def _read_entries(path: Path) -> list[dict[str, Any]]:
+def _read_ledger_entries(path: Path) -> list[dict[str, Any]]:
     if not path.exists():
         return []
     try:

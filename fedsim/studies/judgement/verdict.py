@@ -67,14 +67,14 @@ def judge_evidence(evidence: Sequence[Evidence], margin: float, confidence: floa
         confidence: of the intervals.
     """
 
-    def is_shown(name: str) -> bool:
+    def is_advantage_shown(name: str) -> bool:
         return all(lower_bound(getattr(baseline_evidence, name), confidence) > margin for baseline_evidence in evidence)
 
-    if is_shown("held_out_best"):
+    if is_advantage_shown("held_out_best"):
         return MECHANISM_VERDICT
-    if is_shown("held_out_chosen") or is_shown("held_out_default"):
+    if is_advantage_shown("held_out_chosen") or is_advantage_shown("held_out_default"):
         return TUNING_VERDICT
-    if is_shown("tuned") or is_shown("tuned_default"):
+    if is_advantage_shown("tuned") or is_advantage_shown("tuned_default"):
         return SEED_VERDICT
     return NOT_SHOWN_VERDICT
 

@@ -10,11 +10,11 @@ from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from fedsim.run.tracking.clients import Clients
+from fedsim.run.tracking.clients import ClientSummary
 from fedsim.studies.plots.looks import curve_styles
-from fedsim.studies.plots.style import matplotlib_parameters, nth_colour, panel_figure, scaled_font_size, wrap_name
-from fedsim.studies.plots.venues import panel_grid_size
-from fedsim.studies.results.differences import shared_name
+from fedsim.studies.plots.style import matplotlib_parameters, nth_colour, panel_figure, venue_font_size, wrap_name
+from fedsim.studies.plots.venues import panel_layout
+from fedsim.studies.results.differences import run_group_name
 from fedsim.studies.results.runs import Run
 
 EXTRA_CLASS_COLOURS = ("#882255", "#999933")  # of classes after the eighth
@@ -71,20 +71,20 @@ def accuracy_box_plot(runs: list[Run], metric: str | None = None) -> Figure | No
         axes.set_ylim(len(box_series) - 0.45, -0.55)
         axes.grid(visible=False, axis="y")
         samples = "samples held out of the client" if has_held_out else "the client's own training samples"
-        max_characters = int(8 * figure.get_figwidth() / scaled_font_size(1))
+        max_characters = int(8 * figure.get_figwidth() / venue_font_size(1))
         axes.set_xlabel(wrap_name(f"{metric or 'accuracy'} on {samples}" + ("" if metric else " (%)"), max_characters))
     return figure
 
 
 def availability_figure(runs: list[Run]) -> Figure | None:
     """Draw which clients were available in each round, and their number above; one panel per availability process."""
-    run_groups = _group_runs_by_clients(runs, "present")
+    run_groups = _group_runs_by_client_array(runs, "present")
     if all(presence_matrix.all() for _, presence_matrix, _ in run_groups):  # full availability, or no record of it
         return None
     num_columns = min(len(run_groups), 3)
     with matplotlib.rc_context(matplotlib_parameters()):
         x_positions = max(4.4, 8.0 / num_columns)
-        num_columns, x_positions, height = panel_grid_size(len(run_groups), num_columns, x_positions, 3.6)
+        num_columns, x_positions, height = panel_layout(len(run_groups), num_columns, x_positions, 3.6)
         rows = -(-len(run_groups) // num_columns)
         figure = Figure(figsize=(x_positions * num_columns, height * rows), layout="constrained")
         grid = figure.subplots(2 * rows, num_columns, squeeze=False, height_ratios=[1, 3.2] * rows)
@@ -123,13 +123,13 @@ def availability_figure(runs: list[Run]) -> Figure | None:
             raster_axes.xaxis.set_major_locator(MaxNLocator(integer=True))
             raster_axes.set_xlabel("round")
             raster_axes.set_ylabel("client")
-            count_axes.set_ylabel("active", fontsize=scaled_font_size(9))
+            count_axes.set_ylabel("active", fontsize=venue_font_size(9))
     return figure
 
 
 def partition_figure(runs: list[Run]) -> Figure | None:
     """Draw the class shares of the first clients as bubbles; one panel per partition."""
-    run_groups = _group_runs_by_clients(runs, "class_fractions")
+    run_groups = _group_runs_by_client_array(runs, "class_fractions")
     if not run_groups:
         return None
     with matplotlib.rc_context(matplotlib_parameters()):
@@ -174,12 +174,12 @@ def shortened_name(name: str, max_length: int) -> str:
     return name if len(name) <= max_length else f"{name[: max_length - 1]}…"
 
 
-def _group_runs_by_clients(runs: list[Run], attribute_name: str) -> list[tuple[str, np.ndarray, Clients]]:
+def _group_runs_by_client_array(runs: list[Run], attribute_name: str) -> list[tuple[str, np.ndarray, ClientSummary]]:
     """Group runs in which an array and the clients' names are equal; return the first `MAX_PANELS` groups.
 
     Each group is given as its name, the array and the clients of its first run.
     """
-    run_groups: dict[tuple[object, ...], list[tuple[Run, Clients]]] = {}
+    run_groups: dict[tuple[object, ...], list[tuple[Run, ClientSummary]]] = {}
     for run, clients in ((run, run.clients) for run in runs if run.clients is not None):
         array = getattr(clients, attribute_name)
         if array is not None:
@@ -187,6 +187,6 @@ def _group_runs_by_clients(runs: list[Run], attribute_name: str) -> list[tuple[s
             run_groups.setdefault((array.shape, array.tobytes(), names), []).append((run, clients))
     panel_groups = list(run_groups.values())[:MAX_PANELS]
     return [
-        (shared_name([run for run, _ in group], runs), getattr(group[0][1], attribute_name), group[0][1])
+        (run_group_name([run for run, _ in group], runs), getattr(group[0][1], attribute_name), group[0][1])
         for group in panel_groups
     ]

@@ -12,19 +12,19 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from fedsim.evaluation.columns import is_fraction
-from fedsim.evaluation.registry import DISTANCE_COLUMNS, describe
+from fedsim.evaluation.registry import DISTANCE_COLUMNS, describe_metric
 from fedsim.run.tracking.clients import MAX_DETAILED_CLIENTS, MAX_DETAILED_ROUNDS
 from fedsim.run.tracking.result import format_spread as after
 from fedsim.studies.plots import clients
-from fedsim.studies.plots.curves import comparison_figure, informative_metrics, metrics_with_loss
+from fedsim.studies.plots.curves import comparison_figure, metrics_with_loss, preferred_metrics
 from fedsim.studies.plots.looks import curve_styles
 from fedsim.studies.plots.style import (
-    escape_formula,
+    escape_mathtext,
     matplotlib_parameters,
     metric_axis_label,
     panel_figure,
-    scaled_font_size,
     set_percent_axis,
+    venue_font_size,
     wrap_name,
 )
 from fedsim.studies.results.bold import MIN_RELIABLE_REPLICATES
@@ -64,8 +64,8 @@ def comparison_pictures(
         x: the column along which curves are drawn; None: rounds.
         limits: metric → limits of the curves' vertical axis.
     """
-    runs = [dataclasses.replace(run, label=escape_formula(run.label)) for run in runs]
-    has_several_replicates, num_runs = max(run.replicates for run in runs) > 1, replicates_text(runs)
+    runs = [dataclasses.replace(run, label=escape_mathtext(run.label)) for run in runs]
+    has_several_replicates, num_runs = max(run.replicates for run in runs) > 1, seed_counts_text(runs)
     few_note = f" {FEW_REPLICATES_NOTE}" if has_few_replicates(runs) else ""
     band_sentence = f" Bands are ±1 standard deviation over {num_runs}.{few_note}" if has_several_replicates else ""
     middle_band = (
@@ -74,10 +74,10 @@ def comparison_pictures(
         else ""
     )
     chosen_metrics = metrics or metrics_with_loss(
-        [name for name in informative_metrics(runs) if name not in DISTANCE_COLUMNS][:max_metrics], runs
+        [name for name in preferred_metrics(runs) if name not in DISTANCE_COLUMNS][:max_metrics], runs
     )
     if chosen_metrics:
-        curves_heading = "Over the rounds" if x is None else f"Over {describe(x).label}"
+        curves_heading = "Over the rounds" if x is None else f"Over {describe_metric(x).label}"
         logarithmic = any(name in DISTANCE_COLUMNS for name in chosen_metrics)
         text = f"Mean over the replicates.{band_sentence}" if has_several_replicates else "One seed."
         text += (
@@ -127,7 +127,7 @@ def comparison_pictures(
 FEW_REPLICATES_NOTE = f"A spread over fewer than {MIN_RELIABLE_REPLICATES} seeds is itself uncertain."
 
 
-def replicates_text(runs: list[Run]) -> str:
+def seed_counts_text(runs: list[Run]) -> str:
     """Return the number of seeds of the runs as text, for a caption."""
     counts = sorted({run.replicates for run in runs})
     return f"{counts[0]} to {counts[-1]} seeds" if len(counts) > 1 else f"{counts[0]} seed{'s' * (counts[0] > 1)}"
@@ -145,7 +145,7 @@ def figures_of_folder(folder: Path) -> Iterator[tuple[str, Figure]]:
 
 def final_values_figure(runs: list[Run]) -> Figure:
     """Draw a bar per run for up to two most informative metrics, mean ± 1 standard deviation over replicates."""
-    metrics, colours = informative_metrics(runs)[:2], [style.colour for style in curve_styles(runs).styles]
+    metrics, colours = preferred_metrics(runs)[:2], [style.colour for style in curve_styles(runs).styles]
     with matplotlib.rc_context(matplotlib_parameters()):
         width = 5.4 if len(metrics) > 1 else 8.0
         figure, grid = panel_figure(len(metrics), width=width, height=1.0 + 0.42 * len(runs))
@@ -171,7 +171,7 @@ def final_values_figure(runs: list[Run]) -> Figure:
                     mean_text(metric, final_mean, final_spread) if run.has_metric(metric) else ABSENT_TEXT,
                     (1, series_position), (6, 0),
                     xycoords=("axes fraction", "data"), textcoords="offset points", va="center",
-                    fontsize=scaled_font_size(9),
+                    fontsize=venue_font_size(9),
                 )  # fmt: skip
             axes.set_xlabel(metric_axis_label(metric))
             axes.set_ylim(len(runs) - 0.45, -0.55)

@@ -25,10 +25,10 @@ from fedsim.studies.plots.style import (
     metric_axis_label,
     nth_colour,
     panel_figure,
-    scaled_font_size,
     set_log_labels,
     set_percent_axis,
     typeset_formulas,
+    venue_font_size,
 )
 from fedsim.studies.results.runs import Run, final_metric_columns
 
@@ -68,11 +68,11 @@ def draw_curve(
     marker_interval = max(1, len(rounds) // 8)
     marker_options: dict[str, Any] = {
         "marker": marker,
-        "markersize": scaled_font_size(4.5),
+        "markersize": venue_font_size(4.5),
         "markevery": marker_interval,
     }
     axes.plot(
-        rounds, mean, linestyle=dashes, color=colour, linewidth=scaled_font_size(1.6), label=label, **marker_options
+        rounds, mean, linestyle=dashes, color=colour, linewidth=venue_font_size(1.6), label=label, **marker_options
     )
     if values.shape[1] > 1:
         spread = values.std(1, ddof=1)
@@ -109,7 +109,7 @@ def comparison_figure(
         x: the column along which curves are drawn; None: rounds.
         limits: metric → limits of its vertical axis.
     """
-    chosen_metrics, styles = metrics or metrics_with_loss(informative_metrics(runs)[:2], runs), curve_styles(runs)
+    chosen_metrics, styles = metrics or metrics_with_loss(preferred_metrics(runs)[:2], runs), curve_styles(runs)
     with matplotlib.rc_context(matplotlib_parameters()):
         columns = 3 if len(chosen_metrics) == 3 else min(len(chosen_metrics), 2)
         drawing, grid = panel_figure(
@@ -117,7 +117,7 @@ def comparison_figure(
         )
         for axes, metric in zip(grid, chosen_metrics, strict=True):
             _prepare_axes(axes, metric, "", metric in DISTANCE_COLUMNS, x)
-            axes.set_ylabel(metric_axis_label(metric, _label_width(axes)))
+            axes.set_ylabel(metric_axis_label(metric, _max_label_length(axes)))
             for run, style in zip(runs, styles.styles, strict=True):
                 if run.has_metric(metric):
                     draw_curve(axes, *run.curve_along(metric, x), metric, "", style.colour, style.dashes, style.marker)
@@ -129,12 +129,12 @@ def comparison_figure(
     return drawing
 
 
-def _label_width(axes: Axes) -> int:
+def _max_label_length(axes: Axes) -> int:
     """Return how many characters of a label fit on the vertical axis: 36 at 3.6 inches and a font of 10 points."""
     drawing = axes.figure
     assert isinstance(drawing, Figure)
     rows = axes.get_gridspec().nrows  # type: ignore[union-attr]
-    return max(12, int(36 * drawing.get_figheight() / rows / 3.6 / scaled_font_size(1)))
+    return max(12, int(36 * drawing.get_figheight() / rows / 3.6 / venue_font_size(1)))
 
 
 def _hide_round_0(axes: Axes) -> None:
@@ -159,7 +159,7 @@ def metrics_with_loss(metrics: list[str], runs: list[Run]) -> list[str]:
     return metrics[:1] + [name for name in LOSS_METRICS if any(run.has_metric(name) for run in runs)][:1] + metrics[1:]
 
 
-def informative_metrics(runs: list[Run]) -> list[str]:
+def preferred_metrics(runs: list[Run]) -> list[str]:
     """Return the metrics of the runs, those of all runs before those of some, the most informative first."""
     available_metrics = final_metric_columns(runs)
     order = [*PREFERRED_METRICS, *(name for name in available_metrics if name not in PREFERRED_METRICS)]
@@ -217,7 +217,7 @@ def curves_figure(  # noqa: PLR0913 (its options are the keys of a recipe's figu
             set_percent_axis(axes.yaxis, name)
             for cell in cells_at_label(cells, panel, label):
                 assert cell.run is not None
-                for quantity, quantity_label, style in lines.quantities_of(cell, name):
+                for quantity, quantity_label, style in lines.drawn_quantities(cell, name):
                     rounds, values = cell.run.curve_along(quantity, x)
                     if ema is not None:
                         values = exponential_moving_average(values, ema ** float(np.diff(rounds).mean()))
@@ -256,7 +256,7 @@ class _LineStyles:
             return nth_colour(0)
         return nth_colour(self.colour_labels.index(cell.axis_labels[self.colour_axis]))
 
-    def quantities_of(self, cell: ResultCell, metric: str) -> list[tuple[str, str, Any]]:
+    def drawn_quantities(self, cell: ResultCell, metric: str) -> list[tuple[str, str, Any]]:
         """Return the quantities of a run that are drawn, each with its label and line style."""
         dash: Any = "-"
         if self.dash_axis is not None:
@@ -289,7 +289,7 @@ def _set_lower_limit(minimum: float, grid: list[Axes], names: list[str]) -> None
         axes.set_ylim(minimum, 1.3 * highest if logarithmic else highest + 0.05 * (highest - minimum))
 
 
-def metrics_of(options: dict[str, Any]) -> list[str]:
+def curve_metrics(options: dict[str, Any]) -> list[str]:
     """Return the metrics that a figure of curves with these options shows."""
     metric_option = options["metric"]
     metrics = [metric_option] if isinstance(metric_option, str) else list(metric_option)

@@ -17,14 +17,14 @@ from matplotlib.figure import Figure
 
 from fedsim.core.settings import display_key
 from fedsim.studies.plots.compare import comparison_pictures, mean_text
-from fedsim.studies.plots.curves import informative_metrics
+from fedsim.studies.plots.curves import preferred_metrics
 from fedsim.studies.plots.looks import curve_styles
 from fedsim.studies.results.differences import (
     ABSENT_TEXT,
+    differing_class_options,
     find_differing_keys,
-    setting_text,
-    shared_name,
-    user_class_options,
+    run_group_name,
+    setting_value_text,
 )
 from fedsim.studies.results.runs import Run, final_metric_columns, run_that_measures
 
@@ -66,13 +66,13 @@ def report_html(runs: list[Run], metrics: list[str] | None = None, x: str | None
         across=len(runs) <= MAX_RUN_COLUMNS,
         results=_result_rows(runs),
         pictures=[
-            {"name": p.name, "heading": p.heading, "caption": p.caption, "data": _figure_svg(p.figure)}
+            {"name": p.name, "heading": p.heading, "caption": p.caption, "data": _figure_base64_svg(p.figure)}
             for p in comparison_pictures(runs, metrics, MAX_CURVE_METRICS, x)
         ],
         replicated=max(run.replicates for run in runs) > 1,
         notes=_reader_notes(runs),
         shared=[
-            (display_key(key), setting_text(runs[0].settings, key))
+            (display_key(key), setting_value_text(runs[0].settings, key))
             for key in sorted(runs[0].settings)
             if key not in keys
         ],
@@ -94,7 +94,7 @@ def _runs_description(runs: list[Run]) -> str:
         ("rounds", "{} rounds"),
         ("seeds", "seeds {}"),
     ):
-        distinct_values = {setting_text(run.settings, key) for run in runs}
+        distinct_values = {setting_value_text(run.settings, key) for run in runs}
         if len(distinct_values) == 1 and distinct_values != {ABSENT_TEXT}:
             facts.append(form.format(*distinct_values))
     return " · ".join(facts)
@@ -106,19 +106,19 @@ def _differing_settings(runs: list[Run], keys: list[str]) -> list[dict[str, Any]
     Options that only runs of a single class have, all with the same value, add nothing to the class and are left out
     (`_hidden_settings` names them).
     """
-    class_options = user_class_options(keys)
+    class_options = differing_class_options(keys)
     return [
         {
             "name": display_key(key),
             "own": key in class_options,
-            "values": [setting_text(run.settings, key) for run in runs],
+            "values": [setting_value_text(run.settings, key) for run in runs],
         }
         for key in sorted(keys, key=lambda key: key in class_options)
-        if not _is_of_single_class(runs, key, class_options)
+        if not _is_single_class_option(runs, key, class_options)
     ]
 
 
-def _is_of_single_class(runs: list[Run], key: str, class_options: set[str]) -> bool:
+def _is_single_class_option(runs: list[Run], key: str, class_options: set[str]) -> bool:
     """Return whether only runs of a single class have this option, all with the same value."""
     runs_with_key = [run for run in runs if key in run.settings]
     if key not in class_options or len(runs_with_key) == len(runs):
@@ -133,14 +133,14 @@ def _is_of_single_class(runs: list[Run], key: str, class_options: set[str]) -> b
 
 def _hidden_settings(runs: list[Run], keys: list[str]) -> list[dict[str, Any]]:
     """Return the settings that `_differing_settings` leaves out: name, the runs that have it, and its value."""
-    class_options = user_class_options(keys)
+    class_options = differing_class_options(keys)
     hidden_rows = []
     for key in keys:
-        if _is_of_single_class(runs, key, class_options):
+        if _is_single_class_option(runs, key, class_options):
             runs_with_key = [run for run in runs if key in run.settings]
-            label = shared_name(runs_with_key, runs)
+            label = run_group_name(runs_with_key, runs)
             hidden_rows.append(
-                {"name": display_key(key), "run": label, "value": setting_text(runs_with_key[0].settings, key)}
+                {"name": display_key(key), "run": label, "value": setting_value_text(runs_with_key[0].settings, key)}
             )
     return hidden_rows
 
@@ -148,11 +148,11 @@ def _hidden_settings(runs: list[Run], keys: list[str]) -> list[dict[str, Any]]:
 def _result_rows(runs: list[Run]) -> list[dict[str, Any]]:
     """Return the rows of the results: title and column of a metric, and per run its text and whether it is the best."""
     table = []
-    for metric in dict.fromkeys([*informative_metrics(runs), *final_metric_columns(runs)]):
+    for metric in dict.fromkeys([*preferred_metrics(runs), *final_metric_columns(runs)]):
         first_run = run_that_measures(runs, metric)
         final_values = [run.final(metric) for run in runs]
         means = [mean for mean, _ in final_values]
-        description = first_run.describe(metric)
+        description = first_run.describe_metric(metric)
         comparable_means = [mean for mean in means if description.better and not math.isnan(mean)]
         best = (max if first_run.higher_is_better(metric) else min)(comparable_means, default=math.nan)
         texts = [
@@ -205,7 +205,7 @@ def _duration_text(seconds: float) -> str:
     return f"{seconds:.0f} s"
 
 
-def _figure_svg(figure: Figure) -> str:
+def _figure_base64_svg(figure: Figure) -> str:
     """Return the figure as a base64 SVG whose letters are outlines, so that it looks the same everywhere."""
     file = io.BytesIO()
     with matplotlib.rc_context({"svg.fonttype": "path"}):

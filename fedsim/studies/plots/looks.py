@@ -13,7 +13,7 @@ from matplotlib.lines import Line2D
 
 from fedsim.core.settings import display_key
 from fedsim.studies.plots.style import LINE_STYLES, MARKER_SHAPES, PALETTE, nth_colour
-from fedsim.studies.results.differences import swept_settings, value_text
+from fedsim.studies.results.differences import setting_label, swept_settings
 from fedsim.studies.results.display_names import key_display_name
 from fedsim.studies.results.runs import Run
 
@@ -78,19 +78,19 @@ def _styles_by_keys(runs: list[Run]) -> CurveStyles | None:
     a third key is shown by markers. Numbers of a single key are shown by a colour map.
     """
     keys = swept_settings(runs)
-    texts_by_key = {key: [value_text(run, key, keys) for run in runs] for key in keys}
+    texts_by_key = {key: [setting_label(run, key, keys) for run in runs] for key in keys}
     values = {key: list(dict.fromkeys(texts)) for key, texts in texts_by_key.items()}
     if len(keys) == 2 and all(len(values_of_key) <= len(LINE_SHAPES) for values_of_key in values.values()):
         return _styles_by_key(
             texts_by_key, values, sorted(keys, key=lambda key: len(values[key]) <= len(LINE_STYLES)), LINE_SHAPES
         )
-    if len(keys) == 3 and _fit_three_keys(sorted(map(len, values.values()))):
+    if len(keys) == 3 and _can_style_three_keys(sorted(map(len, values.values()))):
         first_key, *remaining_keys = keys
         order = [first_key, *sorted(remaining_keys, key=lambda key: len(values[key]))]
         if len(values[order[1]]) > len(LINE_STYLES) or len(values[first_key]) > len(PALETTE):
             order = [max(keys, key=lambda key: len(values[key])), *sorted(keys, key=lambda key: len(values[key]))[:2]]
         return _styles_by_key(texts_by_key, values, order, [(dash, "") for dash in LINE_STYLES])
-    if len(keys) == 1 and len(runs) > 2 and (ranks := _ranks_by_number(runs, keys[0])):
+    if len(keys) == 1 and len(runs) > 2 and (ranks := _ranks_of_setting_values(runs, keys[0])):
         colour_map = matplotlib.colormaps["viridis"]
         step = (LIGHTEST_MAP_POSITION - DARKEST_MAP_POSITION) / (len(runs) - 1)
         styles = [CurveStyle(to_hex(colour_map(DARKEST_MAP_POSITION + step * rank))) for rank in ranks]
@@ -99,7 +99,7 @@ def _styles_by_keys(runs: list[Run]) -> CurveStyles | None:
     return None
 
 
-def _fit_three_keys(counts: list[int]) -> bool:
+def _can_style_three_keys(counts: list[int]) -> bool:
     """Return whether colours, dashes and markers suffice for three keys with these sorted numbers of values."""
     return counts[0] <= len(LINE_STYLES) and counts[1] <= len(MARKER_SHAPES) and counts[2] <= len(PALETTE)
 
@@ -129,7 +129,7 @@ def _styles_by_key(
     return CurveStyles(styles, [(text, style) for text, style in legend if text], title)
 
 
-def _ranks_by_number(runs: list[Run], key: str) -> list[int]:
+def _ranks_of_setting_values(runs: list[Run], key: str) -> list[int]:
     """Return the runs' ranks by their numbers of the key; empty if these are not numbers or not distinct."""
     numbers = [run.settings.get(key) for run in runs]
     if not all(isinstance(number, (int, float)) and not isinstance(number, bool) for number in numbers):

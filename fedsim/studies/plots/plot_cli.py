@@ -20,7 +20,7 @@ from fedsim.studies.plots.compare import (
     Picture,
     comparison_pictures,
     has_few_replicates,
-    replicates_text,
+    seed_counts_text,
 )
 from fedsim.studies.plots.html_report import report_html
 from fedsim.studies.plots.style import PALETTE_DESCRIPTION, matplotlib_parameters
@@ -49,7 +49,7 @@ def main(arguments: list[str] | None = None) -> None:
         for name in options.metric or []:
             checks.check_choice("--metric", name, available_metrics)
         if options.x is not None:
-            checks.check_choice("--x", options.x, increasing_columns(runs))
+            checks.check_choice("--x", options.x, x_axis_columns(runs))
         formats = _parse_formats(options.format)
         limits = dict(_parse_limits(text, available_metrics) for text in options.ylim)
         out = options.out
@@ -64,7 +64,7 @@ def main(arguments: list[str] | None = None) -> None:
         if options.html is not None:
             messages.append(f"report:   {_write_text(options.html, report_html(runs, options.metric, options.x))}")
         if has_few_replicates(runs):
-            print(f"fedsim-plot: bands are over {replicates_text(runs)}. {FEW_REPLICATES_NOTE}", file=sys.stderr)
+            print(f"fedsim-plot: bands are over {seed_counts_text(runs)}. {FEW_REPLICATES_NOTE}", file=sys.stderr)
     except ConfigError as error:
         sys.exit(f"fedsim-plot: {error}")
     folders = " ".join(map(str, options.runs))
@@ -119,7 +119,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def increasing_columns(runs: list[Run]) -> list[str]:
+def x_axis_columns(runs: list[Run]) -> list[str]:
     """Return the columns along which the curves of all these runs can be drawn."""
     return [name for name in INCREASING_COLUMNS if all(run.has_metric(name) for run in runs)]
 

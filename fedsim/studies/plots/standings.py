@@ -9,7 +9,7 @@ import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
 
-from fedsim.studies.plots.style import MATPLOTLIB_STYLE, escape_formula
+from fedsim.studies.plots.style import MATPLOTLIB_STYLE, escape_mathtext
 
 NAME_LINE_INCHES = 0.21  # height of a line with a name, in inches
 
@@ -58,7 +58,7 @@ def critical_difference_diagram(
                 low - 0.02 * name_width if on_left else high + 0.02 * name_width,
             )
             axes.plot([rank, rank, x], [0, y, y], color="#7F7F7F", linewidth=0.7)
-            text = f"{escape_formula(name)}  {rank:.1f}" if on_left else f"{rank:.1f}  {escape_formula(name)}"
+            text = f"{escape_mathtext(name)}  {rank:.1f}" if on_left else f"{rank:.1f}  {escape_mathtext(name)}"
             axes.text(x, y, f" {text} ", ha="right" if on_left else "left", va="center", fontsize=8.5)
     return drawing
 
@@ -88,8 +88,8 @@ def wins_heatmap(names: Sequence[str], matrix: np.ndarray, num_cells: int) -> Fi
             if i != j and matrix[i, j]:
                 text_colour = "white" if shares[i, j] > 0.55 else "black"
                 axes.text(j, i, str(matrix[i, j]), ha="center", va="center", fontsize=6.5, color=text_colour)
-        axes.set_xticks(range(count), [escape_formula(name) for name in names], rotation=90, fontsize=8)
-        axes.set_yticks(range(count), [escape_formula(name) for name in names], fontsize=8)
+        axes.set_xticks(range(count), [escape_mathtext(name) for name in names], rotation=90, fontsize=8)
+        axes.set_yticks(range(count), [escape_mathtext(name) for name in names], fontsize=8)
         axes.set_xlabel("… than that of the column")
         axes.set_ylabel("row is significantly better …")
         drawing.colorbar(picture, ax=axes, label=f"share of {num_cells} cells", shrink=0.7)
@@ -134,13 +134,13 @@ def _cell_heatmap(
         picture = axes.imshow(np.where(np.isfinite(values), values, np.nan), aspect="auto", **colour_options)
         for line, column in np.argwhere(~np.isfinite(values)):
             axes.text(column, line, "×", ha="center", va="center", fontsize=8)
-        axes.set_yticks(range(len(names)), [escape_formula(name) for name in names], fontsize=8)
-        axes.set_xticks(range(len(columns)), [escape_formula(name) for name in columns], rotation=90, fontsize=8)
+        axes.set_yticks(range(len(names)), [escape_mathtext(name) for name in names], fontsize=8)
+        axes.set_xticks(range(len(columns)), [escape_mathtext(name) for name in columns], rotation=90, fontsize=8)
         first_cell = 0
         for name, count in blocks:
             if first_cell:
                 axes.axvline(first_cell - 0.5, color="black", linewidth=1)
-            axes.text(first_cell + (count - 1) / 2, -0.7, escape_formula(name), ha="center", va="bottom", fontsize=7)
+            axes.text(first_cell + (count - 1) / 2, -0.7, escape_mathtext(name), ha="center", va="bottom", fontsize=7)
             first_cell += count
         drawing.colorbar(picture, ax=axes, label=label, extend=extend, shrink=0.7)
     return drawing

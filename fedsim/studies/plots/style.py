@@ -17,8 +17,8 @@ from matplotlib.ticker import FuncFormatter, LogFormatterSciNotation
 from PIL import Image
 
 from fedsim.evaluation.columns import is_fraction
-from fedsim.evaluation.registry import describe
-from fedsim.studies.plots.venues import current_venue, panel_grid_size
+from fedsim.evaluation.registry import describe_metric
+from fedsim.studies.plots.venues import current_venue, panel_layout
 
 PALETTE_DESCRIPTION = "Okabe–Ito, and viridis for the values of a number in order; both are safe for the colour-blind"
 PALETTE = (  # Okabe–Ito (Okabe and Ito 2008), and two more
@@ -56,7 +56,7 @@ def save_small_png(figure: Figure, file: IO[bytes], dpi: float | str = "figure")
         few_colours.save(file, "PNG", optimize=True, dpi=picture.info["dpi"])
 
 
-def escape_formula(text: str) -> str:
+def escape_mathtext(text: str) -> str:
     """Escape a name for matplotlib, on one line: `$` begins no formula, a leading `_` does not hide it in a legend."""
     return re.sub(r"^_", " _", " ".join(text.split()).replace("$", r"\$"))
 
@@ -68,7 +68,7 @@ def typeset_formulas(text: str) -> str:
 
 def metric_axis_label(metric: str, max_characters: int | None = None) -> str:
     """Return the label and unit of a metric for an axis, on lines of at most `max_characters` characters."""
-    heading = describe(metric).heading
+    heading = describe_metric(metric).heading
     return typeset_formulas(heading if max_characters is None else wrap_name(heading, max_characters))
 
 
@@ -103,7 +103,7 @@ def panel_figure(
     count: int, width: float = 4.4, height: float = 3.4, columns: int | None = None
 ) -> tuple[Figure, list[Axes]]:
     """Return a figure with `count` panels: up to three in a row, four as two by two, unless `columns` is given."""
-    columns, width, height = panel_grid_size(count, columns or (2 if count == 4 else min(count, 3)), width, height)
+    columns, width, height = panel_layout(count, columns or (2 if count == 4 else min(count, 3)), width, height)
     rows = -(-count // columns)
     figure = Figure(figsize=(width * columns, height * rows), layout="constrained")
     engine = figure.get_layout_engine()
@@ -121,7 +121,7 @@ def matplotlib_parameters() -> dict[Any, Any]:
     return MATPLOTLIB_STYLE | (venue.matplotlib_parameters if venue else {})
 
 
-def scaled_font_size(size: float) -> float:
+def venue_font_size(size: float) -> float:
     """Scale a size of letters or markers, given for a font of 10 points, to the font of the current venue."""
     venue = current_venue()
     return size * venue.font_size / 10 if venue else size
@@ -143,7 +143,7 @@ def legend_below(
             handles.setdefault(typeset_formulas(name), handle)
     if len(handles) > 1:
         letters, character_width = (
-            scaled_font_size(1),
+            venue_font_size(1),
             0.075 if (venue := current_venue()) and venue.uses_serif_font else 0.085,
         )  # inches
         max_columns = int(figure.get_figwidth() / (letters * (0.65 + character_width * max(map(len, handles)))))
@@ -152,7 +152,7 @@ def legend_below(
         figure.set_figheight(figure.get_figheight() + 0.2 * letters * lines)
         figure.legend(
             list(handles.values()), list(handles), loc="outside lower center", ncols=columns, title=title,
-            fontsize=scaled_font_size(9), title_fontsize=scaled_font_size(9),
+            fontsize=venue_font_size(9), title_fontsize=venue_font_size(9),
         )  # fmt: skip
 
 

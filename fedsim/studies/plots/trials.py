@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from fedsim.studies.plots.style import (
     PALETTE,
-    escape_formula,
+    escape_mathtext,
     matplotlib_parameters,
     metric_axis_label,
     panel_figure,
@@ -68,11 +68,11 @@ def trials_figure(curves: Sequence[TrialCurve], metric: str, knob: str, labels: 
             )
         positions = [trial.colour_position for trial in curves]
         if labels is not None:
-            over_knob.set_xticks(range(len(labels)), [escape_formula(label) for label in labels])
+            over_knob.set_xticks(range(len(labels)), [escape_mathtext(label) for label in labels])
         elif min(positions) > 0 and max(positions) >= 10 * min(positions):
             over_knob.set_xscale("log")
         over_rounds.set_xlabel("round")
-        over_knob.set_xlabel(escape_formula(knob))
+        over_knob.set_xlabel(escape_mathtext(knob))
         for axes in (over_rounds, over_knob):
             axes.set_ylabel(metric_axis_label(metric, 28))
             set_percent_axis(axes.yaxis, metric)

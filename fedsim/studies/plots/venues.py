@@ -10,7 +10,7 @@ from typing import Any
 
 
 @dataclass(frozen=True)
-class Venue:
+class VenueStyle:
     """The size and font of pictures for a venue.
 
     Attributes:
@@ -41,18 +41,20 @@ class Venue:
 
 
 VENUES = {
-    "neurips": Venue(5.5, 7.5, 9, True, "neurips_2024.sty: one column of 5.5 inches, text of 10 points, Times"),
-    "icml": Venue(3.25, 7.5, 8, True, "icml2024.sty: two columns of 3.25 inches, captions of 9 points, Times"),
-    "ieee": Venue(3.5, 7.5, 9, True, "IEEE Author Center, Resolution and Size: a column of 3.5 inches, 9 to 10 points"),
-    "talk": Venue(12.0, 6.5, 18, False, "a slide of 13.33 by 7.5 inches (16:9) less its margins, 18 points"),
+    "neurips": VenueStyle(5.5, 7.5, 9, True, "neurips_2024.sty: one column of 5.5 inches, text of 10 points, Times"),
+    "icml": VenueStyle(3.25, 7.5, 8, True, "icml2024.sty: two columns of 3.25 inches, captions of 9 points, Times"),
+    "ieee": VenueStyle(
+        3.5, 7.5, 9, True, "IEEE Author Center, Resolution and Size: a column of 3.5 inches, 9 to 10 points"
+    ),
+    "talk": VenueStyle(12.0, 6.5, 18, False, "a slide of 13.33 by 7.5 inches (16:9) less its margins, 18 points"),
 }
 MIN_ASPECT_RATIO = 0.55  # smallest height / width of a panel
 MIN_PANEL_WIDTH = 2.6  # smallest width, in inches at 9 points, of a panel in a row of several
-_CURRENT_VENUE: ContextVar[Venue | None] = ContextVar("venue", default=None)
+_CURRENT_VENUE: ContextVar[VenueStyle | None] = ContextVar("venue", default=None)
 
 
 @contextlib.contextmanager
-def use_venue(venue: Venue | None) -> Iterator[None]:
+def use_venue(venue: VenueStyle | None) -> Iterator[None]:
     """Draw and save the pictures of this block for the venue; None: for a screen."""
     token = _CURRENT_VENUE.set(venue)
     try:
@@ -61,12 +63,12 @@ def use_venue(venue: Venue | None) -> Iterator[None]:
         _CURRENT_VENUE.reset(token)
 
 
-def current_venue() -> Venue | None:
+def current_venue() -> VenueStyle | None:
     """Return the venue of the enclosing `use_venue`, or None."""
     return _CURRENT_VENUE.get()
 
 
-def panel_grid_size(count: int, columns: int, width: float, height: float) -> tuple[int, float, float]:
+def panel_layout(count: int, columns: int, width: float, height: float) -> tuple[int, float, float]:
     """Adapt the columns, and the width and height of a panel in inches, to the current venue.
 
     The figure is as wide as a column of text. Panels keep their aspect ratio, unless it is very flat or the picture

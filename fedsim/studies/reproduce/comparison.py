@@ -109,8 +109,8 @@ class Comparison:
             for axis in position:
                 checks.check_choice(f"{prefix}: axis", axis, axes)
         self._check_axes(prefix)
-        self._check_statistics(prefix)
-        self._check_purpose(prefix)
+        self._check_statistical_options(prefix)
+        self._check_statement_or_ours(prefix)
         if self.fitted and not fitted:
             raise ConfigError(f"{prefix}: fitted: true, but the recipe names no fitted labels; add them under fitted")
         if bool(self.reason) != bool(self.shown_by):
@@ -132,7 +132,7 @@ class Comparison:
                     f" places would be compared; name it under than, or under where: {self.we_test!r}"
                 )
 
-    def _check_purpose(self, prefix: str) -> None:
+    def _check_statement_or_ours(self, prefix: str) -> None:
         if bool(self.statement) == self.ours:
             raise ConfigError(f"{prefix}: give either statement: ID or ours: true: {self.we_test!r}")
         if self.fitted and self.statement:
@@ -140,7 +140,7 @@ class Comparison:
                 f"{prefix}: fitted constants decide no statement; a fitted comparison is ours: true: {self.we_test!r}"
             )
 
-    def _check_statistics(self, prefix: str) -> None:
+    def _check_statistical_options(self, prefix: str) -> None:
         for key in ("within", "errors", "surely"):
             checks.check_not_negative(f"{prefix}: {key}", getattr(self, key))
         if self.matters is not None:
@@ -150,14 +150,14 @@ class Comparison:
         if self.paired and not isinstance(self.than, dict):
             raise ConfigError(f"{prefix}: paired: true needs runs on both sides, not than={self.than}")
 
-    def matching_sides(
+    def compared_sides(
         self, numbers: list[MeasuredNumber], than_numbers: list[MeasuredNumber] | None = None
     ) -> list[ComparedSides]:
         """Return the pairs of sides that are compared; `than_numbers` are the numbers of `than_measure`."""
         return [
             sides
             for left_number in numbers
-            if left_number.has_labels(self.of) and left_number.has_labels(self.where)
+            if left_number.matches_axis_labels(self.of) and left_number.matches_axis_labels(self.where)
             for sides in self._sides(left_number, numbers, than_numbers)
         ]
 
@@ -179,7 +179,7 @@ class Comparison:
                 candidate
                 for candidate in numbers
                 if candidate is not left_number
-                and candidate.has_labels(self.than)
+                and candidate.matches_axis_labels(self.than)
                 and all(
                     candidate.axis_labels[axis] == label
                     for axis, label in left_number.axis_labels.items()
@@ -207,12 +207,12 @@ class Comparison:
             substitutes: axis → labels that only this scale has, and labels that only other scales have. A label of the
                 other scales may be absent where the comparison names one of this scale for it.
         """
-        absent_labels = self._absent_labels(numbers, substitutes or {}) if numbers else []
+        absent_labels = self._unmatched_axis_labels(numbers, substitutes or {}) if numbers else []
         if absent_labels:
             return Judgement(self, NOT_RUN_VERDICT, f"no results for {', '.join(absent_labels)}")
-        return self.judge_sides(self.matching_sides(numbers, than_numbers))
+        return self.judge_sides(self.compared_sides(numbers, than_numbers))
 
-    def _absent_labels(self, numbers: list[MeasuredNumber], substitutes: LabelSubstitutes) -> list[str]:
+    def _unmatched_axis_labels(self, numbers: list[MeasuredNumber], substitutes: LabelSubstitutes) -> list[str]:
         """Return the labels that the comparison names, no number has, and no label of this scale replaces."""
         sides = (self.of, self.where, self.than if isinstance(self.than, dict) else {})
         labels_by_named_axis: dict[str, list[str]] = {}

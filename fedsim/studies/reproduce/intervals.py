@@ -73,20 +73,20 @@ def mean_difference(left_number: MeasuredNumber, right: MeasuredNumber | float, 
         if np.isnan(side.values).any():
             raise NoIntervalError(f"{side.name} is not a number")
     if exact:
-        return _exact_difference(sides, left_number.mean - target if left_number.mean != target else 0.0)
+        return _exact_mean_difference(sides, left_number.mean - target if left_number.mean != target else 0.0)
     for side in sides:
         if len(side.values) < 2:
             raise NoIntervalError(f"{side.name} is one value, which has no interval")
         if not np.isfinite(side.values).all():
             raise NoIntervalError(f"{side.name} is not finite in every seed")
     if isinstance(right, float):
-        return _difference_interval(left_number.values - right)
+        return _mean_of_differences(left_number.values - right)
     if (
         left_number.seeds is not None
         and left_number.seeds == right.seeds
         and len(left_number.values) == len(right.values)
     ):
-        return _difference_interval(left_number.values - right.values, paired=True)
+        return _mean_of_differences(left_number.values - right.values, paired=True)
     error = math.hypot(left_number.standard_error, right.standard_error)
     if not error:
         return MeanDifference(left_number.mean - target)
@@ -94,12 +94,12 @@ def mean_difference(left_number: MeasuredNumber, right: MeasuredNumber | float, 
     return MeanDifference(left_number.mean - target, error, degrees_of_freedom)
 
 
-def _difference_interval(values: np.ndarray, paired: bool = False) -> MeanDifference:
+def _mean_of_differences(values: np.ndarray, paired: bool = False) -> MeanDifference:
     by_seed = PairedDifference(values)
     return MeanDifference(by_seed.mean, by_seed.standard_error, by_seed.num_pairs - 1, paired)
 
 
-def _exact_difference(sides: list[MeasuredNumber], value: float) -> MeanDifference:
+def _exact_mean_difference(sides: list[MeasuredNumber], value: float) -> MeanDifference:
     for side in sides:
         if side.std > EXACT_SPREAD_TOLERANCE * abs(value):
             raise NoIntervalError(f"{side.name} is called exact, and its seeds differ by {side.std:.3g}")

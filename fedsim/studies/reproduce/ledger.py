@@ -62,19 +62,19 @@ class StatementLedger:
         """Refuse a ledger that contradicts itself."""
         for key in PAPER_KEYS:
             if not self.paper_metadata.get(key):
-                raise ConfigError(f"{self._prefix}: paper lacks {key}")
+                raise ConfigError(f"{self._message_prefix}: paper lacks {key}")
         ids: set[str] = set()
         for statement in self.statements:
             self._check_statement(statement)
             if statement.id in ids:
-                raise ConfigError(f"{self._prefix}: {statement.id}: two statements have this id")
+                raise ConfigError(f"{self._message_prefix}: {statement.id}: two statements have this id")
             ids.add(statement.id)
         for item in self.paper_items:
             if all(statement.item != item for statement in self.statements):
-                raise ConfigError(f"{self._prefix}: no statement belongs to the item {item}")
+                raise ConfigError(f"{self._message_prefix}: no statement belongs to the item {item}")
 
     def _check_statement(self, statement: Statement) -> None:
-        prefix = f"{self._prefix}: {statement.id}"
+        prefix = f"{self._message_prefix}: {statement.id}"
         if not STATEMENT_ID_PATTERN.fullmatch(statement.id):
             raise ConfigError(f"{prefix}: id must be lower-case words and digits joined by hyphens")
         checks.check_choice(f"{prefix}: item", statement.item, self.paper_items)
@@ -84,7 +84,7 @@ class StatementLedger:
         if any(quotation_mark in statement.states for quotation_mark in '"“”„«»'):
             raise ConfigError(f"{prefix}: states is a restatement and has no quotation marks")
 
-    def check_comparison(self, recipe: str, comparison: Comparison) -> None:
+    def check_comparison_statement(self, recipe: str, comparison: Comparison) -> None:
         """Refuse a comparison that does not fit the ledger."""
         if not comparison.statement:
             return
@@ -96,25 +96,25 @@ class StatementLedger:
                 f"{prefix}: choice={comparison.choice!r}, but the statement {statement.id} names no choice"
             )
 
-    def check_covered(self, comparisons: Mapping[str, list[Comparison]]) -> None:
+    def check_statements_covered(self, comparisons: Mapping[str, list[Comparison]]) -> None:
         """Refuse statements that nothing decides or excuses; the comparisons are those of all recipes by name."""
         for recipe, of_recipe in comparisons.items():
             for comparison in of_recipe:
-                self.check_comparison(recipe, comparison)
+                self.check_comparison_statement(recipe, comparison)
         decided_statements = {comparison.statement for of_recipe in comparisons.values() for comparison in of_recipe}
         for statement in self.statements:
-            prefix = f"{self._prefix}: {statement.id}"
+            prefix = f"{self._message_prefix}: {statement.id}"
             if statement.id in decided_statements and statement.not_covered:
                 raise ConfigError(f"{prefix}: a comparison decides it, so that it cannot have not_covered")
             if statement.id not in decided_statements and not statement.not_covered:
                 raise ConfigError(f"{prefix}: no comparison decides it; add one, or say why under not_covered")
 
     @property
-    def _prefix(self) -> str:
+    def _message_prefix(self) -> str:
         return f"{self.paper_folder}/{LEDGER_FILE}"
 
 
-def load_ledger(paper: str, folder: Path) -> StatementLedger:
+def load_statement_ledger(paper: str, folder: Path) -> StatementLedger:
     """Read and check a paper's ledger; `folder` holds the papers' folders.
 
     Raises:

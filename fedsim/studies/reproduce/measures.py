@@ -20,14 +20,14 @@ from fedsim.studies.results.crossing import rounds_to_target
 from fedsim.studies.results.runs import Run
 
 
-def make_measure(**options: Any) -> Measure:
+def make_measure(**options: Any) -> RunMeasure:
     """Create a measure from a recipe's options, whose keys determine its kind."""
-    kind = next((kind for key, kind in MEASURE_BY_KIND.items() if key in options), MetricValue)
+    kind = next((kind for key, kind in MEASURE_BY_KIND.items() if key in options), MetricMeasure)
     return kind(**options)
 
 
 @dataclass(kw_only=True)
-class Measure(ABC):
+class RunMeasure(ABC):
     """The base class of measures.
 
     Attributes:
@@ -54,10 +54,10 @@ class Measure(ABC):
 
         Args:
             run: a finished run.
-            rival_runs: the recipe's runs that `is_rival_of` selects.
+            rival_runs: the recipe's runs that `is_needed_for` selects.
         """
 
-    def is_rival_of(self, first_labels: dict[str, str], second_labels: dict[str, str]) -> bool:
+    def is_needed_for(self, first_labels: dict[str, str], second_labels: dict[str, str]) -> bool:
         """Return whether the run at labels `first_labels` (axis → label) is needed to measure the run at
         `second_labels`."""
         return False
@@ -79,7 +79,7 @@ class Measure(ABC):
 
 
 @dataclass(kw_only=True)
-class MetricValue(Measure):
+class MetricMeasure(RunMeasure):
     """The value of a metric at the end of training, or in a window of rounds.
 
     Attributes:
@@ -112,7 +112,7 @@ class MetricValue(Measure):
 
 
 @dataclass(kw_only=True)
-class RoundsToTarget(Measure):
+class RoundsToTarget(RunMeasure):
     """[1] the first evaluated round at which the replicates' mean is on one side of a target; nan where it never is.
 
     Attributes:
@@ -147,8 +147,8 @@ class RoundsToTarget(Measure):
 
     def __call__(self, run: Run, rival_runs: list[Run] | None = None) -> np.ndarray:
         rounds, values = self.curve(run)
-        counted_rounds = self._counted(rounds)
-        times, target = rounds[counted_rounds], self._target(rival_runs or [run])
+        counted_rounds = self._counted_rounds_mask(rounds)
+        times, target = rounds[counted_rounds], self._target_value(rival_runs or [run])
         curves = values[counted_rounds] if self.each else values[counted_rounds].mean(1, keepdims=True)
         never_value = 2 * times[-1] - times[-2] if self.each and len(times) > 1 else math.nan
         if self.interpolated:
@@ -158,12 +158,12 @@ class RoundsToTarget(Measure):
             [self._first_time_at_target(times, curve, target, never_value) for curve in curves.T], dtype=float
         )
 
-    def last_time(self, run: Run) -> float:
+    def last_counted_time(self, run: Run) -> float:
         """The last evaluated round that counts: what is beyond it was not reached."""
         rounds, _ = self.curve(run)
-        return float(rounds[self._counted(rounds)][-1])
+        return float(rounds[self._counted_rounds_mask(rounds)][-1])
 
-    def _counted(self, rounds: np.ndarray) -> np.ndarray:
+    def _counted_rounds_mask(self, rounds: np.ndarray) -> np.ndarray:
         return rounds % self.every == 0 if self.x is None else rounds >= 0
 
     def _first_time_at_target(self, times: np.ndarray, curve: np.ndarray, target: float, never_value: float) -> float:
@@ -172,20 +172,20 @@ class RoundsToTarget(Measure):
             reached_mask = np.logical_and.accumulate(reached_mask[::-1])[::-1]
         return float(times[reached_mask][0]) if reached_mask.any() else never_value
 
-    def is_rival_of(self, first_labels: dict[str, str], second_labels: dict[str, str]) -> bool:
+    def is_needed_for(self, first_labels: dict[str, str], second_labels: dict[str, str]) -> bool:
         return self.best_over is not None and all(
             first_labels[axis] == second_labels[axis] for axis in first_labels if axis != self.best_over
         )
 
-    def _target(self, rival_runs: list[Run]) -> float:
+    def _target_value(self, rival_runs: list[Run]) -> float:
         if self.target is not None:
             return self.target
-        best = max(MetricValue(metric=self.metric, last=self.last)(run).mean() for run in rival_runs)
+        best = max(MetricMeasure(metric=self.metric, last=self.last)(run).mean() for run in rival_runs)
         return self.share * math.floor(10 * best + TARGET_TOLERANCE) / 10
 
 
 @dataclass(kw_only=True)
-class RoundsAhead(Measure):
+class LeadEndRound(RunMeasure):
     """The round until which the replicate is ahead of that of another run: where its lead, summed over the evaluations,
     is largest; 0 if it never leads.
 
@@ -206,12 +206,12 @@ class RoundsAhead(Measure):
         )
         return np.where(cumulative_lead.max(0) > 0, rounds[is_common_round][cumulative_lead.argmax(0)], 0).astype(float)
 
-    def is_rival_of(self, first_labels: dict[str, str], second_labels: dict[str, str]) -> bool:
+    def is_needed_for(self, first_labels: dict[str, str], second_labels: dict[str, str]) -> bool:
         return first_labels != second_labels and first_labels == second_labels | self.ahead_of
 
 
 @dataclass(kw_only=True)
-class ConvergenceOrder(Measure):
+class ConvergenceOrder(RunMeasure):
     """How the replicates' mean *square* falls: the slope of its logarithm over that of t + γ, −1 for O(1/T).
 
     t counts local steps and γ is the offset of the rate's schedule, 0 where it has none. The mean of a distance passes
@@ -233,7 +233,7 @@ class ConvergenceOrder(Measure):
         late_mask = (rounds >= (1 - self.order) * rounds[-1]) & (rounds > 0)
         if late_mask.sum() < 2:
             return np.full(values.shape[1], math.nan)
-        time, squares = np.log(elapsed_seconds(run, rounds[late_mask])), values[late_mask] ** 2
+        time, squares = np.log(offset_local_steps(run, rounds[late_mask])), values[late_mask] ** 2
 
         def slope(squares: np.ndarray) -> float:
             return float(np.polyfit(time, np.log(squares.mean(1)), 1)[0])
@@ -242,7 +242,7 @@ class ConvergenceOrder(Measure):
 
 
 @dataclass(kw_only=True)
-class ConvergenceBound(Measure):
+class ConvergenceBoundRatio(RunMeasure):
     """The largest ratio of the replicates' mean square d² to γ d₀² / (γ + t), over all evaluations after round 0.
 
     p-fedavg's Theorems 3.1 to 3.3 bound d² by v / (γ + t) with v at least γ d₀²: what is at most 1 keeps any of them.
@@ -258,24 +258,24 @@ class ConvergenceBound(Measure):
         rounds, values = run.curve(self.metric)
         if len(rounds) < 2:
             return np.full(values.shape[1], math.nan)
-        time = elapsed_seconds(run, rounds)
+        time = offset_local_steps(run, rounds)
 
-        def ratio(squares: np.ndarray) -> float:
+        def largest_scaled_ratio(squares: np.ndarray) -> float:
             scaled_squares = time * squares.mean(1)
             return float(scaled_squares[1:].max() / scaled_squares[0])
 
-        return jackknife(values**2, ratio)
+        return jackknife(values**2, largest_scaled_ratio)
 
 
-MEASURE_BY_KIND: dict[str, type[Measure]] = {
+MEASURE_BY_KIND: dict[str, type[RunMeasure]] = {
     "until": RoundsToTarget,
-    "ahead_of": RoundsAhead,
+    "ahead_of": LeadEndRound,
     "order": ConvergenceOrder,
-    "bound": ConvergenceBound,
+    "bound": ConvergenceBoundRatio,
 }
 
 
-def elapsed_seconds(run: Run, rounds: np.ndarray) -> np.ndarray:
+def offset_local_steps(run: Run, rounds: np.ndarray) -> np.ndarray:
     """Return t + γ of a rate lr / (t + γ) at these rounds, t counting local steps; t alone for another schedule."""
     return rounds * run.settings["local_steps"] + run.settings.get("local.schedule.offset", 0)
 

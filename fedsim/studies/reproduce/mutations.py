@@ -26,7 +26,7 @@ def vacuity_reasons(
     comparison: Comparison, numbers: list[MeasuredNumber], than_numbers: list[MeasuredNumber] | None = None
 ) -> list[str]:
     """Return reasons why the comparison, held on these numbers, could hardly have failed; empty if it could."""
-    sides_of_pairs = comparison.matching_sides(numbers, than_numbers)
+    sides_of_pairs = comparison.compared_sides(numbers, than_numbers)
     if comparison.judge_sides(sides_of_pairs).verdict != HELD_VERDICT:
         return []
     if comparison.relation == "near":
@@ -34,7 +34,7 @@ def vacuity_reasons(
             [] if any_replacement_fails(comparison, sides_of_pairs, numbers) else ["each replacement is near as well"]
         )
     fault_texts = []
-    if comparison.judge_sides([exchange_sides(sides) for sides in sides_of_pairs]).verdict == HELD_VERDICT:
+    if comparison.judge_sides([swap_sides(sides) for sides in sides_of_pairs]).verdict == HELD_VERDICT:
         fault_texts.append("it is held with its sides exchanged too")
     share = 0.0 if comparison.exact else chance_of_holding(comparison, sides_of_pairs)
     if share > SIGNIFICANCE_LEVEL + 3 * math.sqrt(SIGNIFICANCE_LEVEL * (1 - SIGNIFICANCE_LEVEL) / MAX_RELABELLINGS):
@@ -42,7 +42,7 @@ def vacuity_reasons(
     return fault_texts
 
 
-def exchange_sides(sides: ComparedSides) -> ComparedSides:
+def swap_sides(sides: ComparedSides) -> ComparedSides:
     """Exchange the numbers of the two sides; if the right one is a constant, reflect the left side about it."""
     left_number, right = sides.left_number, sides.right_side
     if isinstance(right, MeasuredNumber):

@@ -49,6 +49,6 @@ class MeasuredNumber:
         """The standard error of the mean."""
         return self.std / math.sqrt(len(self.values))
 
-    def has_labels(self, labels_by_axis: LabelsByAxis) -> bool:
+    def matches_axis_labels(self, labels_by_axis: LabelsByAxis) -> bool:
         """Return whether the number is at one of these places."""
         return all(self.axis_labels.get(axis) in labels for axis, labels in labels_by_axis.items())

@@ -36,7 +36,7 @@ def write_source_hash(run: Path) -> None:
     (run / SOURCES_FILE).write_text(source_hash() + "\n", encoding="utf-8")
 
 
-def single_source_hash(runs: Iterable[Path]) -> str | None:
+def common_source_hash(runs: Iterable[Path]) -> str | None:
     """Return the hash of the current sources if they made all these runs, else None."""
     sources = source_hash()
     source_files = [run / SOURCES_FILE for run in runs]
@@ -58,7 +58,7 @@ def commit_hash(root: Path) -> str | None:
         return None
 
 
-def check_traceable(out: Path, experiments: Path | None = None) -> None:
+def check_clean_checkout(out: Path, experiments: Path | None = None) -> None:
     """Refuse to write committed results unless the checkout is clean and a branch has its commit.
 
     Args:
@@ -82,7 +82,7 @@ def check_traceable(out: Path, experiments: Path | None = None) -> None:
         raise ConfigError(f"{results_text}, and no branch has the commit {commit_text[:12]}; make a branch of it first")
 
 
-def provenance_text(report: Mapping[str, Any]) -> str:
+def provenance_status(report: Mapping[str, Any]) -> str:
     """Return the provenance of a report: 'traced', 'verified' or 'unverified'.
 
     'traced': made by known sources of a clean checkout; 'verified': one or more of its runs were repeated.

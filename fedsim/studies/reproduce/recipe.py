@@ -11,12 +11,12 @@ from typing import Any
 import fedsim
 from fedsim.core import checks
 from fedsim.core.errors import ConfigError
-from fedsim.studies.described import choices_of_axes, read_description
+from fedsim.studies.described import overrides_by_label, read_description
 from fedsim.studies.plots.figure_kinds import DRAW_FUNCTION_BY_KIND
 from fedsim.studies.reproduce import measures
 from fedsim.studies.reproduce.comparison import Comparison, labels_by_axis
-from fedsim.studies.reproduce.ledger import LEDGER_FILE, load_ledger
-from fedsim.studies.reproduce.measures import Measure
+from fedsim.studies.reproduce.ledger import LEDGER_FILE, load_statement_ledger
+from fedsim.studies.reproduce.measures import RunMeasure
 from fedsim.studies.reproduce.tuning import TunedAxis
 
 SCALES = ("smoke", "cpu", "paper")
@@ -43,7 +43,7 @@ class RecipeSetting:
 
 
 @dataclass
-class Scale:
+class RecipeScale:
     """How large a recipe is run.
 
     Attributes:
@@ -85,9 +85,9 @@ class Recipe:
     source: str
     about: str
     axes: dict[str, dict[str, list[str]]]
-    scales: dict[str, Scale]
+    scales: dict[str, RecipeScale]
     base: list[str] = field(default_factory=list)
-    measures: dict[str, Measure] = field(default_factory=dict)
+    measures: dict[str, RunMeasure] = field(default_factory=dict)
     paper: dict[str, Any] = field(default_factory=dict)
     comparisons: list[Comparison] = field(default_factory=list)
     fitted: dict[str, list[str]] = field(default_factory=dict)
@@ -99,7 +99,7 @@ class Recipe:
     def settings(self, scale: str) -> list[RecipeSetting]:
         """Return the runs at this scale, in the order of the axes."""
         chosen_scale = self.scales[checks.check_choice("--scale", scale, self.scales)]
-        axes = self.axes_at(scale)
+        axes = self.axes_at_scale(scale)
         product = itertools.product(
             *([(axis, label) for label in choices_of_axes] for axis, choices_of_axes in axes.items())
         )
@@ -110,7 +110,7 @@ class Recipe:
             for labels in product
         ]
 
-    def axes_at(self, scale: str) -> dict[str, dict[str, list[str]]]:
+    def axes_at_scale(self, scale: str) -> dict[str, dict[str, list[str]]]:
         """Return the axes at this scale, which may select labels of an axis or define other ones."""
         axes = dict(self.axes)
         for axis, selection in self.scales[scale].axes.items():
@@ -119,16 +119,16 @@ class Recipe:
                     checks.check_choice(f"{self.name}: {axis}", c, self.axes[axis]): axes[axis][c] for c in selection
                 }
             else:
-                axes[axis] = choices_of_axes(selection)
+                axes[axis] = overrides_by_label(selection)
         return axes
 
-    def substitutes(self, scale: str) -> dict[str, tuple[frozenset[str], frozenset[str]]]:
+    def scale_specific_labels(self, scale: str) -> dict[str, tuple[frozenset[str], frozenset[str]]]:
         """Return axis → labels that only this scale has, and labels that only other scales except 'smoke' have."""
         axes_at_other_scales = [
-            self.axes_at(other_scale) for other_scale in SCALES if other_scale not in ("smoke", scale)
+            self.axes_at_scale(other_scale) for other_scale in SCALES if other_scale not in ("smoke", scale)
         ]
         labels: dict[str, tuple[frozenset[str], frozenset[str]]] = {}
-        for axis, choices_here in self.axes_at(scale).items():
+        for axis, choices_here in self.axes_at_scale(scale).items():
             labels_here, labels_elsewhere = (
                 frozenset(choices_here),
                 frozenset(label for axes in axes_at_other_scales for label in axes[axis]),
@@ -136,7 +136,7 @@ class Recipe:
             labels[axis] = labels_here - labels_elsewhere, labels_elsewhere - labels_here
         return labels
 
-    def is_fitted(self, at: LabelByAxis) -> bool:
+    def has_fitted_label(self, at: LabelByAxis) -> bool:
         """Return whether the place has one of the fitted labels."""
         return any(at.get(axis) in labels for axis, labels in self.fitted.items())
 
@@ -174,9 +174,9 @@ def load_recipe(name: str, folder: Path | None = None) -> Recipe:
     with read_description("recipe", name, root, recipe_names, "fedsim-reproduce") as content:
         recipe = _parse_recipe(name, content)
     if any(comparison.statement for comparison in recipe.comparisons):
-        ledger = load_ledger(name.partition("/")[0], root)
+        ledger = load_statement_ledger(name.partition("/")[0], root)
         for comparison in recipe.comparisons:
-            ledger.check_comparison(name, comparison)
+            ledger.check_comparison_statement(name, comparison)
     for comparison in recipe.comparisons:
         if comparison.shown_by and "::" not in comparison.shown_by:
             checks.check_choice(f"recipe {name}: comparisons: shown_by", comparison.shown_by, recipe_names)
@@ -184,8 +184,8 @@ def load_recipe(name: str, folder: Path | None = None) -> Recipe:
 
 
 def _parse_recipe(name: str, content: dict[str, Any]) -> Recipe:
-    content["axes"] = {axis: choices_of_axes(labels) for axis, labels in content.get("axes", {}).items()}
-    content["scales"] = {key: Scale(**(value or {})) for key, value in content["scales"].items()}
+    content["axes"] = {axis: overrides_by_label(labels) for axis, labels in content.get("axes", {}).items()}
+    content["scales"] = {key: RecipeScale(**(value or {})) for key, value in content["scales"].items()}
     content["measures"] = {key: measures.make_measure(**value) for key, value in content.get("measures", {}).items()}
     content["tune"] = TunedAxis(**content["tune"]) if content.get("tune") else None
     content["paper"] = _stringify_keys(content.get("paper", {}))
@@ -206,7 +206,7 @@ def _parse_recipe(name: str, content: dict[str, Any]) -> Recipe:
         comparison.check(name, recipe.axes, recipe.measures, bool(recipe.fitted))
     for axis, labels in recipe.fitted.items():
         checks.check_choice(f"recipe {name}: fitted", axis, recipe.axes)
-        all_labels = {label for scale in SCALES for label in recipe.axes_at(scale)[axis]} | set(recipe.axes[axis])
+        all_labels = {label for scale in SCALES for label in recipe.axes_at_scale(scale)[axis]} | set(recipe.axes[axis])
         for label in labels:
             checks.check_choice(f"recipe {name}: fitted: {axis}", label, all_labels)
     if recipe.tune is not None:

@@ -16,9 +16,9 @@ from fedsim.core.errors import ConfigError
 from fedsim.core.files import replacement_file, write_json
 from fedsim.evaluation.registry import NEWCOMER_PREFIX
 from fedsim.studies.plots.cells import ResultCell
-from fedsim.studies.plots.curves import metrics_of
+from fedsim.studies.plots.curves import curve_metrics
 from fedsim.studies.reproduce.comparison import HELD_VERDICT, VERDICTS_WORST_FIRST, Comparison, Judgement
-from fedsim.studies.reproduce.measures import Measure, RoundsAhead, RoundsToTarget
+from fedsim.studies.reproduce.measures import LeadEndRound, RoundsToTarget, RunMeasure
 from fedsim.studies.reproduce.number import MeasuredNumber
 from fedsim.studies.reproduce.recipe import Recipe
 
@@ -74,7 +74,7 @@ def check_columns(recipe: Recipe, columns: Collection[str], newcomers: bool, run
     """
     needed = {f"measures.{name}": measure.columns for name, measure in recipe.measures.items()}
     if recipe.figure is not None and recipe.figure["kind"] == "curves":
-        needed["figure"] = metrics_of(recipe.figure | {"also": None})  # optional: a run without it has one curve
+        needed["figure"] = curve_metrics(recipe.figure | {"also": None})  # optional: a run without it has one curve
     for key, names in needed.items():
         for name in names:
             if name.startswith(NEWCOMER_PREFIX):
@@ -89,36 +89,36 @@ def check_columns(recipe: Recipe, columns: Collection[str], newcomers: bool, run
                 )
 
 
-def measure_cells(recipe: Recipe, cells: list[ResultCell]) -> None:
+def compute_cell_measures(recipe: Recipe, cells: list[ResultCell]) -> None:
     """Give every trained cell its numbers and the paper's.
 
     Raises:
         ConfigError: a run has not measured what a measure needs.
     """
     for cell in cells:
-        cell.is_fitted = recipe.is_fitted(cell.axis_labels)
+        cell.is_fitted = recipe.has_fitted_label(cell.axis_labels)
         if cell.run is not None:
             check_columns(recipe, cell.run.rows[0], bool(cell.run.newcomers), f"the run in {cell.run.folder}")
     for name, recipe_measure in recipe.measures.items():
         for cell in cells:
             if cell.run is None:
                 continue
-            rival_runs = [c.run for c in cells if c.run is not None and is_rival(recipe_measure, c, cell)]
+            rival_runs = [c.run for c in cells if c.run is not None and needs_other_cell(recipe_measure, c, cell)]
             cell.values_by_measure[name] = recipe_measure(cell.run, rival_runs)
             paper_value = recipe.paper_value(name, cell.axis_labels)
             if paper_value is not None:
                 cell.paper_values[name] = paper_value
 
 
-def is_rival(measure: Measure, first_cell: ResultCell, second_cell: ResultCell) -> bool:
+def needs_other_cell(measure: RunMeasure, first_cell: ResultCell, second_cell: ResultCell) -> bool:
     """Return whether the measure of `second_cell` needs `first_cell`; fitted runs are compared only with fitted
     ones."""
-    return measure.is_rival_of(first_cell.axis_labels, second_cell.axis_labels) and (
-        first_cell.is_fitted == second_cell.is_fitted or isinstance(measure, RoundsAhead)
+    return measure.is_needed_for(first_cell.axis_labels, second_cell.axis_labels) and (
+        first_cell.is_fitted == second_cell.is_fitted or isinstance(measure, LeadEndRound)
     )
 
 
-def numbers_of(recipe: Recipe, cells: list[ResultCell]) -> dict[str, list[MeasuredNumber]]:
+def numbers_by_measure(recipe: Recipe, cells: list[ResultCell]) -> dict[str, list[MeasuredNumber]]:
     """Return measure → the numbers of all cells that have it."""
     return {
         name: [
@@ -138,7 +138,7 @@ def numbers_of(recipe: Recipe, cells: list[ResultCell]) -> dict[str, list[Measur
 
 def judge_comparisons(recipe: Recipe, numbers: dict[str, list[MeasuredNumber]], scale: str) -> list[Judgement]:
     """Return the verdict on each comparison that is meant for this scale."""
-    substitutes = recipe.substitutes(scale)
+    substitutes = recipe.scale_specific_labels(scale)
     return [
         comparison.judge(side_numbers, than_numbers, substitutes)
         for comparison, side_numbers, than_numbers in comparisons_with_numbers(recipe, numbers, scale)
@@ -150,14 +150,14 @@ def comparisons_with_numbers(
 ) -> Iterator[tuple[Comparison, list[MeasuredNumber], list[MeasuredNumber] | None]]:
     """Yield each comparison for this scale with the numbers of its measure and those of its other measure."""
 
-    def comparable(name: str) -> list[MeasuredNumber]:
+    def numbers_without_nan(name: str) -> list[MeasuredNumber]:
         absent = recipe.measures[name].absent
         return [replace(number, values=np.nan_to_num(number.values, nan=absent)) for number in numbers[name]]
 
     for comparison in recipe.comparisons:
         if scale in comparison.scales:
-            than_numbers = None if comparison.than_measure is None else comparable(comparison.than_measure)
-            yield comparison, comparable(comparison.measure or next(iter(recipe.measures))), than_numbers
+            than_numbers = None if comparison.than_measure is None else numbers_without_nan(comparison.than_measure)
+            yield comparison, numbers_without_nan(comparison.measure or next(iter(recipe.measures))), than_numbers
 
 
 def _seeds_of_values(cell: ResultCell, values: int) -> tuple[int, ...] | None:
@@ -166,7 +166,9 @@ def _seeds_of_values(cell: ResultCell, values: int) -> tuple[int, ...] | None:
     return tuple(seeds) if isinstance(seeds, list) and len(seeds) == values else None
 
 
-def number_rows(recipe: Recipe, numbers: dict[str, list[MeasuredNumber]], cells: list[ResultCell]) -> list[ReportRow]:
+def make_number_rows(
+    recipe: Recipe, numbers: dict[str, list[MeasuredNumber]], cells: list[ResultCell]
+) -> list[ReportRow]:
     """Return a row for each number, run by run."""
     by_place = {
         (measure_name, number.name): number for measure_name, numbers_ in numbers.items() for number in numbers_
@@ -227,7 +229,10 @@ def unreached_target_texts(recipe: Recipe, table_lines: list[ReportRow], cells: 
         run = runs.get(tuple((row.at or {}).items()))
         if row.comparison is not None or not isinstance(number_measure, RoundsToTarget) or run is None:
             continue
-        last_time, values = number_measure.last_time(run), [value for value in row.values or [] if value is not None]
+        last_time, values = (
+            number_measure.last_counted_time(run),
+            [value for value in row.values or [] if value is not None],
+        )
         if not values:
             texts[row.name] = "not reached"
         elif min(values) > last_time:
@@ -237,7 +242,7 @@ def unreached_target_texts(recipe: Recipe, table_lines: list[ReportRow], cells: 
     return texts
 
 
-def rows_table(table_lines: list[ReportRow], text_by_unreached: Mapping[str, str] | None = None) -> str:
+def format_report_rows(table_lines: list[ReportRow], text_by_unreached: Mapping[str, str] | None = None) -> str:
     """Return a table for the terminal: a line per number, then the lines of each comparison; columns of the paper only
     if it has numbers.
 
@@ -263,11 +268,14 @@ def rows_table(table_lines: list[ReportRow], text_by_unreached: Mapping[str, str
             own_number_text, difference_text = text_by_unreached[row.name], ""
         lines_of_text.append(line(row.name, paper, own_number_text, difference_text) + "  fitted" * row.fitted)
     return "\n".join(
-        [*lines_of_text, *(line for row in table_lines if row.comparison is not None for line in _comparison_text(row))]
+        [
+            *lines_of_text,
+            *(line for row in table_lines if row.comparison is not None for line in _comparison_lines(row)),
+        ]
     )
 
 
-def _comparison_text(row: ReportRow) -> list[str]:
+def _comparison_lines(row: ReportRow) -> list[str]:
     """Return the verdict and what was compared, followed by the differences, the power and the reason."""
     purpose = f"[{row.statement}] " if row.statement else "[ours] "
     table_lines = [f"{row.verdict:12}  {purpose}{row.comparison}" + " (fitted)" * row.fitted, f"{row.detail}"]

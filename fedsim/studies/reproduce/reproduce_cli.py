@@ -21,26 +21,26 @@ from fedsim.run.stopping import Stopped
 from fedsim.run.tracking.environment import environment_facts
 from fedsim.run.wiring import resolve_device
 from fedsim.studies.plots.cells import ResultCell
-from fedsim.studies.plots.curves import metrics_of
+from fedsim.studies.plots.curves import curve_metrics
 from fedsim.studies.plots.figure_kinds import draw_figure
 from fedsim.studies.plots.style import save_small_png
 from fedsim.studies.reproduce import report, stored
-from fedsim.studies.reproduce.provenance import check_traceable, commit_hash, single_source_hash, write_source_hash
+from fedsim.studies.reproduce.provenance import check_clean_checkout, commit_hash, common_source_hash, write_source_hash
 from fedsim.studies.reproduce.recipe import SCALES, Recipe, list_recipe_names, load_recipe, recipe_folder
 from fedsim.studies.reproduce.runner import (
     FINISHED_RUN_FILE,
-    Job,
     Outcome,
+    RecipeJob,
     batch_jobs,
-    limit_settings_warnings,
+    filter_settings_warnings,
+    job_command_context,
     num_concurrent_jobs,
     plan_jobs,
-    resumable_command,
     run_jobs,
     trusted_packages,
 )
-from fedsim.studies.reproduce.stored import StoredResult, update_verdicts
-from fedsim.studies.reproduce.verify import verify_results
+from fedsim.studies.reproduce.stored import StoredRecipeResult, update_verdicts
+from fedsim.studies.reproduce.verify import verify_by_rerunning
 from fedsim.studies.results.runs import load as load_run
 
 RUNS_FOLDER, RESULTS_FOLDER = "runs", "results"
@@ -51,12 +51,12 @@ def main(arguments: list[str] | None = None) -> None:
     """Entry point of `fedsim-reproduce`."""
     parser = _parser()
     options = parser.parse_args(arguments)
-    with resumable_command("fedsim-reproduce", logging.INFO):
+    with job_command_context("fedsim-reproduce", logging.INFO):
         if options.list:
             print(recipe_list_text())
             return
         if options.judge or options.verify is not None:
-            _inspect_stored_results(options)
+            _judge_or_rerun_results(options)
             return
         recipe_names = list(options.recipe)
         if options.all:
@@ -68,7 +68,7 @@ def main(arguments: list[str] | None = None) -> None:
         recipes = [load_recipe(name) for name in recipe_names]
         device = str(resolve_device(options.device))
         rows_by_recipe = {
-            recipe.name: reproduce_recipes(
+            recipe.name: reproduce_recipe(
                 recipe, options.scale, device, options.out, options.jobs, tuple(options.override)
             )
             for recipe in recipes
@@ -77,13 +77,13 @@ def main(arguments: list[str] | None = None) -> None:
             print(report.summary_table(rows_by_recipe))
 
 
-def _inspect_stored_results(options: argparse.Namespace) -> None:
+def _judge_or_rerun_results(options: argparse.Namespace) -> None:
     """Judge committed results again, or repeat some of their runs."""
     results = stored_results(options.recipe)
     if options.judge:
         for result in results:
             update_verdicts(result)
-    elif not verify_results(results, options.verify, options.within):
+    elif not verify_by_rerunning(results, options.verify, options.within):
         sys.exit("fedsim-reproduce: --verify: stored numbers were not reproduced")
 
 
@@ -135,7 +135,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def stored_results(recipes: list[str]) -> list[StoredResult]:
+def stored_results(recipes: list[str]) -> list[StoredRecipeResult]:
     """Return the committed results of these recipes; of all if none is named."""
     results = stored.load_stored_results(recipe_folder())
     names_of_results = {result.recipe for result in results}
@@ -155,7 +155,7 @@ def recipe_list_text() -> str:
     return "\n".join(lines)
 
 
-def reproduce_recipes(
+def reproduce_recipe(
     recipe: Recipe, scale: str, device: str, out: Path, jobs: str = "auto", overrides: tuple[str, ...] = ()
 ) -> list[report.ReportRow]:
     """Carry out a recipe and write its report; returns the report's rows.
@@ -170,7 +170,7 @@ def reproduce_recipes(
     """
     if not recipe.scales[scale].printed:
         recipe = dataclasses.replace(recipe, paper={})
-    check_traceable(out)
+    check_clean_checkout(out)
     paper, _, name = recipe.name.partition("/")
     folder = out / paper / RESULTS_FOLDER / f"{name}-{scale}"
     _make_folder(folder, out)
@@ -191,26 +191,26 @@ def reproduce_recipes(
         print(f"  tuning {recipe.tune.axis}")
         _check_measures(recipe, trials)
         cells = _train_cells(trials, jobs, device, skip_reasons)
-        report.measure_cells(recipe, cells)
-        tuned_rates = recipe.tune.best_labels(cells)
+        report.compute_cell_measures(recipe, cells)
+        tuned_rates = recipe.tune.best_label_by_place(cells)
         settings = [
             s
             for s in settings
-            if tuned_rates.get(recipe.tune.group_label(s.axis_labels)) == s.axis_labels[recipe.tune.axis]
+            if tuned_rates.get(recipe.tune.untuned_axes_label(s.axis_labels)) == s.axis_labels[recipe.tune.axis]
         ]
     planned_jobs = plan_jobs(settings, runs, common_overrides, trusted_packages(overrides))
     if recipe.train:
         _check_measures(recipe, planned_jobs)
         cells = _train_cells(planned_jobs, jobs, device, skip_reasons)
     else:
-        with limit_settings_warnings(common_overrides):
+        with filter_settings_warnings(common_overrides):
             cells = _build_cells(planned_jobs, skip_reasons)
     if recipe.tune is not None:
         for cell in cells:
             del cell.axis_labels[recipe.tune.axis]
-    report.measure_cells(recipe, cells)
-    numbers = report.numbers_of(recipe, cells)
-    lines = report.number_rows(recipe, numbers, cells)
+    report.compute_cell_measures(recipe, cells)
+    numbers = report.numbers_by_measure(recipe, cells)
+    lines = report.make_number_rows(recipe, numbers, cells)
     lines += [report.comparison_row(judgement) for judgement in report.judge_comparisons(recipe, numbers, scale)]
     metadata = _metadata(recipe, scale, device, planned_jobs, skip_reasons, tuned_rates)
     report.save_json(folder / "report.json", lines, metadata)
@@ -218,7 +218,7 @@ def reproduce_recipes(
         report.save_rows(folder / "results.csv", lines, metadata)
     if recipe.figure is not None and cells:
         _save_figure(folder, cells, recipe.figure, metadata)
-    print(report.rows_table(lines, report.unreached_target_texts(recipe, lines, cells)))
+    print(report.format_report_rows(lines, report.unreached_target_texts(recipe, lines, cells)))
     if verdicts_note := no_verdicts_note(recipe, scale):
         print(verdicts_note)
     notes_by_cell = skip_reasons | {name: f"tuned to {rate}" for name, rate in tuned_rates.items()}
@@ -257,10 +257,10 @@ def _save_figure(folder: Path, cells: list[ResultCell], figure: dict[str, Any], 
     with replacement_file(folder / "figure.pdf", "wb") as file:
         drawing.savefig(file, format="pdf")
     if figure["kind"] == "curves":
-        report.save_curves(folder / "curves.csv", cells, metrics_of(figure), metadata)
+        report.save_curves(folder / "curves.csv", cells, curve_metrics(figure), metadata)
 
 
-def _check_measures(recipe: Recipe, planned_jobs: list[Job]) -> None:
+def _check_measures(recipe: Recipe, planned_jobs: list[RecipeJob]) -> None:
     """Before runs begin: refuse a measure of a column that the first of them does not have.
 
     Raises:
@@ -280,7 +280,9 @@ def _check_measures(recipe: Recipe, planned_jobs: list[Job]) -> None:
     report.check_columns(recipe, simulation.possible_columns, newcomers, f"its run {job.setting.name}")
 
 
-def _train_cells(planned_jobs: list[Job], jobs: str, device: str, skip_reasons: dict[str, str]) -> list[ResultCell]:
+def _train_cells(
+    planned_jobs: list[RecipeJob], jobs: str, device: str, skip_reasons: dict[str, str]
+) -> list[ResultCell]:
     """Run the unfinished jobs, and return a cell for each finished run."""
     pending_jobs = [job for job in planned_jobs if not job.is_finished]
     print(f"  {len(planned_jobs)} runs, {len(planned_jobs) - len(pending_jobs)} of them finished already")
@@ -305,7 +307,7 @@ def _train_cells(planned_jobs: list[Job], jobs: str, device: str, skip_reasons: 
     return cells
 
 
-def _build_cells(planned_jobs: list[Job], skip_reasons: dict[str, str]) -> list[ResultCell]:
+def _build_cells(planned_jobs: list[RecipeJob], skip_reasons: dict[str, str]) -> list[ResultCell]:
     """Build the configured simulations without training, and return their cells."""
     cells = []
     for job in planned_jobs:
@@ -321,7 +323,7 @@ def _metadata(
     recipe: Recipe,
     scale: str,
     device: str,
-    planned_jobs: list[Job],
+    planned_jobs: list[RecipeJob],
     skip_reasons: dict[str, str],
     tuned_rates: dict[str, str],
 ) -> dict[str, Any]:
@@ -340,13 +342,13 @@ def _metadata(
         "tuned": tuned_rates,
         "overrides": {job.setting.name: list(job.overrides) for job in planned_jobs},
         "seconds": seconds_by_run(planned_jobs) if recipe.train else {},
-        "sources": single_source_hash(job.folder for job in planned_jobs if recipe.train and job.is_finished),
+        "sources": common_source_hash(job.folder for job in planned_jobs if recipe.train and job.is_finished),
         **provenance,
         "commit": commit_hash(recipe_folder().parent),
     }
 
 
-def seconds_by_run(planned_jobs: list[Job]) -> dict[str, float]:
+def seconds_by_run(planned_jobs: list[RecipeJob]) -> dict[str, float]:
     """Return the seconds of each finished run by its name; runs in lockstep share their time equally."""
     return {
         job.setting.name: round(

@@ -24,17 +24,17 @@ from omegaconf import DictConfig, OmegaConf
 
 import fedsim
 from fedsim.app import composition
-from fedsim.app.cli import run_steps
+from fedsim.app.cli import run_as_generator
 from fedsim.app.composition import hydra_context
-from fedsim.app.config import KEYS_WITHOUT_EFFECT, run_identity
-from fedsim.app.explain import explain
+from fedsim.app.config import KEYS_WITHOUT_EFFECT, identifying_settings
+from fedsim.app.explain import explain_hydra_error
 from fedsim.app.folders import override_key
-from fedsim.app.job_progress import JobProgress, LockstepProgress, best_so_far, yield_finished_futures
+from fedsim.app.job_progress import JobProgress, LockstepProgress, best_metric_text, yield_finished_futures
 from fedsim.core.errors import ConfigError, DivergenceError, MissingDataError
 from fedsim.core.speaking import log_to_stderr
 from fedsim.run.determinism import deterministic_algorithms
 from fedsim.run.stopping import Stopped, StopSignals, exit_on_sigterm
-from fedsim.run.together import Lockstep
+from fedsim.run.together import LockstepRunner
 from fedsim.run.tracking.result import format_spread
 from fedsim.studies.reproduce.recipe import RecipeSetting
 from fedsim.trainer import TaskGenerator
@@ -48,7 +48,7 @@ FINISHED_RUN_FILE = "summary.json"  # a run writes it last
 
 
 @dataclass
-class Job:
+class RecipeJob:
     """One run. The folder's name holds a digest of the configuration, so that recipes of one paper share what they have
     in common.
 
@@ -96,7 +96,7 @@ def compose_config(overrides: tuple[str, ...]) -> tuple[DictConfig, dict[str, st
     except ConfigError:
         raise
     except Exception as error:
-        raise ConfigError(f"{' '.join(overrides)}: {explain(error)}") from error
+        raise ConfigError(f"{' '.join(overrides)}: {explain_hydra_error(error)}") from error
 
 
 def trusted_packages(overrides: Iterable[str]) -> tuple[str, ...]:
@@ -110,13 +110,13 @@ def trusted_packages(overrides: Iterable[str]) -> tuple[str, ...]:
 
 def config_digest(config: DictConfig) -> str:
     """Return a digest of all settings that change results, for the name of a run's folder."""
-    settings = [fedsim.__version__, run_identity(config, KEYS_WITHOUT_EFFECT)]
+    settings = [fedsim.__version__, identifying_settings(config, KEYS_WITHOUT_EFFECT)]
     return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:10]
 
 
 def plan_jobs(
     settings: list[RecipeSetting], folder: Path, common_overrides: tuple[str, ...], trusted: tuple[str, ...] = ()
-) -> list[Job]:
+) -> list[RecipeJob]:
     """Return a job for each setting; `common_overrides` overrides follow its own, `trusted` are packages that the user
     trusts."""
     jobs = []
@@ -125,11 +125,15 @@ def plan_jobs(
             overrides = (*setting.overrides, *common_overrides)
             config, choices = compose_config((*overrides, "out=unused"))
             name = "-".join([choices["strategy"], choices["dataset"], config_digest(config)])
-            jobs.append(Job(setting, overrides, folder / name, config, choices, trusted, common_overrides or None))
+            jobs.append(
+                RecipeJob(setting, overrides, folder / name, config, choices, trusted, common_overrides or None)
+            )
     return jobs
 
 
-def job_steps(job: Job, without_progress: bool = False, shared: dict[str, Any] | None = None) -> TaskGenerator[Outcome]:
+def job_local_tasks(
+    job: RecipeJob, without_progress: bool = False, shared: dict[str, Any] | None = None
+) -> TaskGenerator[Outcome]:
     """Run or resume one job as a generator that yields its local work.
 
     Args:
@@ -143,7 +147,7 @@ def job_steps(job: Job, without_progress: bool = False, shared: dict[str, Any] |
     try:
         config = OmegaConf.merge(job.config, extra_run_settings)
         assert isinstance(config, DictConfig)
-        result = yield from run_steps(config, job.folder, job.choices, shared=shared, trusted=job.trusted)
+        result = yield from run_as_generator(config, job.folder, job.choices, shared=shared, trusted=job.trusted)
     except MissingDataError as error:
         return Outcome("skipped", str(error))
     except DivergenceError as error:
@@ -154,20 +158,20 @@ def job_steps(job: Job, without_progress: bool = False, shared: dict[str, Any] |
     return Outcome("done", f"{result.seconds:.0f} s, {', '.join(final_texts[:3])}")
 
 
-def batch_jobs(jobs: list[Job], num_batches: int = 1) -> list[list[Job]]:
+def batch_jobs(jobs: list[RecipeJob], num_batches: int = 1) -> list[list[RecipeJob]]:
     """Group jobs whose clients can be trained together into batches of up to `RUNS_PER_LOCKSTEP`.
 
     There are at least `num_batches` batches if there are enough jobs.
     """
 
-    def batch_key(job: Job) -> str:
+    def batch_key(job: RecipeJob) -> str:
         settings = OmegaConf.to_container(job.config, resolve=True)
         assert isinstance(settings, dict)
         local = {key: value for key, value in settings["local"].items() if key not in ("lr", "schedule")}
         shared = [settings[group] for group in ("dataset", "model", "shift", "contamination", "deterministic")]
         return json.dumps([shared, local, settings["rounds"]], sort_keys=True, default=str)
 
-    kinds: dict[str, list[Job]] = {}
+    kinds: dict[str, list[RecipeJob]] = {}
     for job in jobs:
         kinds.setdefault(batch_key(job), []).append(job)
     batch_size = max(1, min(RUNS_PER_LOCKSTEP, -(-len(jobs) // num_batches)))
@@ -178,7 +182,7 @@ def batch_jobs(jobs: list[Job], num_batches: int = 1) -> list[list[Job]]:
     ]
 
 
-def run_jobs(jobs: list[Job], at_once: int) -> Iterator[tuple[Job, Outcome]]:
+def run_jobs(jobs: list[RecipeJob], at_once: int) -> Iterator[tuple[RecipeJob, Outcome]]:
     """Run the jobs in `at_once` processes, each with several in lockstep, and yield each job with its outcome.
 
     No batch starts after a job was stopped.
@@ -197,12 +201,12 @@ def run_jobs(jobs: list[Job], at_once: int) -> Iterator[tuple[Job, Outcome]]:
     threads = max(1, (os.cpu_count() or 1) // at_once)
     process_pool = ProcessPoolExecutor(at_once, multiprocessing.get_context("spawn"), initializer=terminate_with_parent)
     try:
-        jobs_by_future: dict[Future[list[Outcome]], list[Job]] = {
+        jobs_by_future: dict[Future[list[Outcome]], list[RecipeJob]] = {
             process_pool.submit(_run_in_worker, company, threads): company for company in companies
         }
         folders = [job.folder for company in companies for job in company]
-        for future in yield_finished_futures(list(jobs_by_future), progress, lambda: best_so_far(folders)):
-            progress.jobs_finished(len(jobs_by_future[future]))
+        for future in yield_finished_futures(list(jobs_by_future), progress, lambda: best_metric_text(folders)):
+            progress.record_finished_jobs(len(jobs_by_future[future]))
             yield from zip(jobs_by_future[future], future.result(), strict=True)
     except BaseException:
         process_pool.shutdown(wait=True, cancel_futures=True)
@@ -211,8 +215,8 @@ def run_jobs(jobs: list[Job], at_once: int) -> Iterator[tuple[Job, Outcome]]:
 
 
 def run_in_lockstep(
-    company: list[Job], without_progress: bool = False, progress: JobProgress | None = None
-) -> Iterator[tuple[Job, Outcome]]:
+    company: list[RecipeJob], without_progress: bool = False, progress: JobProgress | None = None
+) -> Iterator[tuple[RecipeJob, Outcome]]:
     """Run these jobs in lockstep; a single job shows its own progress, several show that of `progress`."""
     progress = progress or JobProgress(len(company), "runs")
     lockstep_progress = LockstepProgress(
@@ -222,7 +226,9 @@ def run_in_lockstep(
     shared: dict[str, Any] = {}
     if len(company) > 1:
         log.info("%d runs in lockstep", len(company))
-    runs = [functools.partial(job_steps, job, without_progress=without_progress, shared=shared) for job in company]
+    runs = [
+        functools.partial(job_local_tasks, job, without_progress=without_progress, shared=shared) for job in company
+    ]
     run_tasks = (
         None
         if None in (job.user_overrides for job in company)
@@ -230,17 +236,17 @@ def run_in_lockstep(
     )
     with (
         deterministic_algorithms(any(job.config.deterministic is True for job in company)),
-        limit_settings_warnings(run_tasks),
+        filter_settings_warnings(run_tasks),
     ):
-        for number, outcome in Lockstep[Outcome](report_progress=lockstep_progress)(runs):
+        for number, outcome in LockstepRunner[Outcome](report_progress=lockstep_progress)(runs):
             if isinstance(outcome, BaseException):
                 raise outcome
-            progress.jobs_finished()
+            progress.record_finished_jobs()
             yield company[number], outcome
 
 
 @contextlib.contextmanager
-def limit_settings_warnings(overrides: Iterable[str] | None) -> Iterator[None]:
+def filter_settings_warnings(overrides: Iterable[str] | None) -> Iterator[None]:
     """Within the block the log says of these overrides alone that they have no effect: the others are the recipe's own,
     which its reader did not write. None: it says so of all settings."""
     if overrides is None:
@@ -271,13 +277,13 @@ def terminate_with_parent() -> None:
 
     def exit_without_parent() -> None:
         parent.join()
-        if not StopSignals.is_pending():
+        if not StopSignals.is_stop_pending():
             os.kill(os.getpid(), signal.SIGTERM)  # a run ends after its round, an idle worker at once
 
     threading.Thread(target=exit_without_parent, daemon=True).start()
 
 
-def _run_in_worker(company: list[Job], threads: int) -> list[Outcome]:
+def _run_in_worker(company: list[RecipeJob], threads: int) -> list[Outcome]:
     """Call `run_in_lockstep` in a process of the pool."""
     torch.set_num_threads(threads)
     logging.getLogger("fedsim").setLevel(logging.WARNING)
@@ -296,7 +302,7 @@ def exit_if_orphaned() -> None:
 
 
 @contextlib.contextmanager
-def resumable_command(name: str, level: int) -> Iterator[None]:
+def job_command_context(name: str, level: int) -> Iterator[None]:
     """Set up a command that runs jobs and can be restarted.
 
     Its output is line-buffered, its log starts at `level`, and an error, Ctrl-C or SIGTERM ends it with one sentence.

@@ -33,7 +33,7 @@ SCALES_LARGEST_FIRST = ("paper", "cpu")
 
 
 @dataclass(frozen=True)
-class ComparisonEvidence:
+class StatementEvidence:
     """A comparison that decides a statement, with its verdict.
 
     Attributes:
@@ -72,7 +72,7 @@ class ComparisonEvidence:
         return self.scale == "paper" and not self.reduction_note
 
     @property
-    def remark(self) -> str:
+    def exemption_reason(self) -> str:
         """The reason why a contradiction does not refute the statement; '' otherwise."""
         if self.comparison_verdict != words.CONTRADICTED_VERDICT or self.statement_verdict == REFUTED_VERDICT:
             return ""
@@ -80,7 +80,7 @@ class ComparisonEvidence:
 
 
 @dataclass(frozen=True)
-class StatementVerdict:
+class StatementJudgement:
     """The verdict on a statement.
 
     Attributes:
@@ -92,7 +92,7 @@ class StatementVerdict:
 
     statement: Statement
     verdict_label: str
-    evidence: tuple[ComparisonEvidence, ...] = ()
+    evidence: tuple[StatementEvidence, ...] = ()
     remark: str = ""
 
     @property
@@ -102,7 +102,7 @@ class StatementVerdict:
         return ", ".join(scale for scale in SCALES_LARGEST_FIRST if scale in scales)
 
     @property
-    def seeds_text(self) -> str:
+    def seed_counts_text(self) -> str:
         """The number of seeds as text: '3 seeds', or '5 to 20 seeds' if results differ; '' if not known."""
         counts = sorted({evidence_item.num_seeds for evidence_item in self.evidence if evidence_item.num_seeds})
         if len(counts) > 1:
@@ -114,7 +114,7 @@ def evidence_by_statement(
     recipes: Iterable[Recipe],
     judged: Mapping[tuple[str, str], list[Judgement]],
     seeds: Mapping[tuple[str, str], int] | None = None,
-) -> dict[str, list[ComparisonEvidence]]:
+) -> dict[str, list[StatementEvidence]]:
     """Return statement → its comparisons, each at the largest scale that was run; '' holds controls of our own.
 
     Args:
@@ -122,15 +122,15 @@ def evidence_by_statement(
         judged: (recipe, scale) → judgements of a stored result.
         seeds: (recipe, scale) → how many seeds a stored result has.
     """
-    evidence: dict[str, list[ComparisonEvidence]] = {}
+    evidence: dict[str, list[StatementEvidence]] = {}
     for recipe in recipes:
         for comparison in recipe.comparisons:
-            largest_evidence = ComparisonEvidence(recipe.name, comparison)
+            largest_evidence = StatementEvidence(recipe.name, comparison)
             for scale in SCALES_LARGEST_FIRST:
                 judgement = next((j for j in judged.get((recipe.name, scale), []) if j.comparison == comparison), None)
                 if judgement is not None and judgement.verdict != words.NOT_RUN_VERDICT:
                     count = (seeds or {}).get((recipe.name, scale), 0)
-                    largest_evidence = ComparisonEvidence(
+                    largest_evidence = StatementEvidence(
                         recipe.name, comparison, scale, recipe.scales[scale].reduced, judgement, count
                     )
                     break
@@ -138,38 +138,38 @@ def evidence_by_statement(
     return evidence
 
 
-def judge_statement(statement: Statement, evidence: Iterable[ComparisonEvidence]) -> StatementVerdict:
+def judge_statement(statement: Statement, evidence: Iterable[StatementEvidence]) -> StatementJudgement:
     """Return the verdict on a statement: the worst of its comparisons, or `DEPENDS_VERDICT` if unprinted choices
     disagree."""
     evidence = tuple(evidence)
     if not evidence:
-        return StatementVerdict(statement, NOT_COVERED_VERDICT, remark=statement.not_covered)
+        return StatementJudgement(statement, NOT_COVERED_VERDICT, remark=statement.not_covered)
     choices = sorted({evidence_item.comparison.choice for evidence_item in evidence if evidence_item.comparison.choice})
     by_choice = {
-        choice: worst_evidence(
+        choice: evidence_of_worst_verdict(
             [evidence_item for evidence_item in evidence if evidence_item.comparison.choice in ("", choice)]
         )
         for choice in choices
     }
     remark = "; ".join(f"{choice}: {evidence_item.comparison_verdict}" for choice, evidence_item in by_choice.items())
-    if do_choices_disagree(
+    if does_verdict_depend_on_choice(
         [evidence_item for evidence_item in by_choice.values() if evidence_item.comparison_verdict != NOT_RUN_VERDICT]
     ):
-        return StatementVerdict(statement, DEPENDS_VERDICT, evidence, remark)
+        return StatementJudgement(statement, DEPENDS_VERDICT, evidence, remark)
     if any(
         evidence_item.comparison_verdict == NOT_RUN_VERDICT for evidence_item in by_choice.values()
     ):  # it may turn on a choice that was not tried
-        return StatementVerdict(statement, NOT_RUN_VERDICT, evidence, remark)
-    decisive_evidence = worst_evidence(evidence)
+        return StatementJudgement(statement, NOT_RUN_VERDICT, evidence, remark)
+    decisive_evidence = evidence_of_worst_verdict(evidence)
     remarks = dict.fromkeys(
-        evidence_item.remark
+        evidence_item.exemption_reason
         for evidence_item in evidence
-        if evidence_item.statement_verdict == decisive_evidence.statement_verdict and evidence_item.remark
+        if evidence_item.statement_verdict == decisive_evidence.statement_verdict and evidence_item.exemption_reason
     )
-    return StatementVerdict(statement, decisive_evidence.statement_verdict, evidence, "; ".join(remarks))
+    return StatementJudgement(statement, decisive_evidence.statement_verdict, evidence, "; ".join(remarks))
 
 
-def worst_evidence(evidence: Iterable[ComparisonEvidence]) -> ComparisonEvidence:
+def evidence_of_worst_verdict(evidence: Iterable[StatementEvidence]) -> StatementEvidence:
     """Return the comparison with the worst verdict; in a tie a contradicted one."""
     return min(
         evidence,
@@ -185,7 +185,7 @@ def num_seeds_text(seeds: int) -> str:
     return "1 seed" if seeds == 1 else f"{seeds} seeds"
 
 
-def do_choices_disagree(evidence: Iterable[ComparisonEvidence]) -> bool:
+def does_verdict_depend_on_choice(evidence: Iterable[StatementEvidence]) -> bool:
     """Return whether one choice is held and another is contradicted or level."""
     seen_words = {evidence_item.comparison_verdict for evidence_item in evidence}
     return words.HELD_VERDICT in seen_words and bool(seen_words & {words.CONTRADICTED_VERDICT, words.LEVEL_VERDICT})

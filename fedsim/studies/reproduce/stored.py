@@ -13,13 +13,13 @@ import numpy as np
 
 from fedsim.studies.reproduce import report
 from fedsim.studies.reproduce.comparison import Comparison, Judgement
-from fedsim.studies.reproduce.measures import ConvergenceBound, RoundsToTarget
+from fedsim.studies.reproduce.measures import ConvergenceBoundRatio, RoundsToTarget
 from fedsim.studies.reproduce.number import MeasuredNumber
 from fedsim.studies.reproduce.recipe import LabelByAxis, Recipe, RecipeSetting, load_recipe
 
 
 @dataclass
-class StoredResult:
+class StoredRecipeResult:
     """A stored result: its folder, and the content of its report.json."""
 
     folder: Path
@@ -41,7 +41,7 @@ class StoredResult:
         return str(self.report_content["scale"])
 
     @property
-    def number_rows(self) -> list[dict[str, Any]]:
+    def measured_number_rows(self) -> list[dict[str, Any]]:
         """The rows that are numbers; in reports before version 0.5 the other rows have a `claim`."""
         return [row for row in self.report_content["rows"] if not row.get("comparison") and not row.get("claim")]
 
@@ -49,7 +49,7 @@ class StoredResult:
         """Return measure → numbers of the runs, as far as the recipe still has these places and measures."""
         numbers: dict[str, list[MeasuredNumber]] = {name: [] for name in recipe.measures}
         positions = labels_by_row_name(recipe, self.scale)
-        for row in self.number_rows:
+        for row in self.measured_number_rows:
             if row.get("values") is not None:
                 labels, name = dict(row["at"]), str(row["measure"])
                 values = np.array([np.nan if value is None else value for value in row["values"]], dtype=float)
@@ -63,7 +63,9 @@ class StoredResult:
                 values, seeds = self._synthetic_values(recipe, name, row), None
             if name in numbers:
                 paper_value = recipe.paper_value(name, labels) if recipe.scales[self.scale].printed else None
-                numbers[name].append(MeasuredNumber(labels, values, paper_value, recipe.is_fitted(labels), seeds))
+                numbers[name].append(
+                    MeasuredNumber(labels, values, paper_value, recipe.has_fitted_label(labels), seeds)
+                )
         return numbers
 
     def _synthetic_values(self, recipe: Recipe, measure: str, row: dict[str, Any]) -> np.ndarray:
@@ -74,7 +76,7 @@ class StoredResult:
         mean, std = (np.nan if row[key] is None else float(row[key]) for key in ("ours", "std"))
         count = (
             1
-            if isinstance(recipe.measures[measure], RoundsToTarget | ConvergenceBound)
+            if isinstance(recipe.measures[measure], RoundsToTarget | ConvergenceBoundRatio)
             else len(self.report_content["seeds"])
         )
         if count == 1 or not std > 0:
@@ -83,7 +85,7 @@ class StoredResult:
         return mean + pattern * (std / pattern.std(ddof=1))
 
 
-def report_labels(recipe: Recipe, setting: RecipeSetting) -> LabelByAxis:
+def labels_in_report(recipe: Recipe, setting: RecipeSetting) -> LabelByAxis:
     """Return the labels of a run in the report, which has no tuned axis."""
     return {axis: label for axis, label in setting.labels if recipe.tune is None or axis != recipe.tune.axis}
 
@@ -92,7 +94,7 @@ def labels_by_row_name(recipe: Recipe, scale: str) -> dict[str, tuple[LabelByAxi
     """Return name of a row → labels of its run, and measure, for reports whose rows have only a name."""
     positions: dict[str, tuple[LabelByAxis, str]] = {}
     for setting in recipe.settings(scale):
-        setting_position = report_labels(recipe, setting)
+        setting_position = labels_in_report(recipe, setting)
         name = " / ".join(setting_position.values())
         positions.setdefault(name, (setting_position, next(iter(recipe.measures), "")))
         for measure in recipe.measures:
@@ -100,9 +102,11 @@ def labels_by_row_name(recipe: Recipe, scale: str) -> dict[str, tuple[LabelByAxi
     return positions
 
 
-def load_stored_results(root: Path) -> list[StoredResult]:
+def load_stored_results(root: Path) -> list[StoredRecipeResult]:
     """Return all stored results, by paper and in the order of their figures' numbers."""
-    stored = [StoredResult(path.parent, json.loads(path.read_text())) for path in root.glob("*/results/*/report.json")]
+    stored = [
+        StoredRecipeResult(path.parent, json.loads(path.read_text())) for path in root.glob("*/results/*/report.json")
+    ]
     return sorted(stored, key=lambda result: (result.paper, natural_sort_key(result.folder.name)))
 
 
@@ -111,22 +115,22 @@ def natural_sort_key(name: str) -> list[tuple[str, int]]:
     return [(letters, int(digits or 0)) for letters, digits in re.findall(r"(\D*)(\d*)", name)]
 
 
-def judge(result: StoredResult, recipe: Recipe) -> list[Judgement]:
+def judge(result: StoredRecipeResult, recipe: Recipe) -> list[Judgement]:
     """Return the verdicts of the current recipe on a stored result."""
     return report.judge_comparisons(recipe, result.numbers(recipe), result.scale)
 
 
 def comparisons_with_numbers(
-    result: StoredResult, recipe: Recipe
+    result: StoredRecipeResult, recipe: Recipe
 ) -> Iterator[tuple[Comparison, list[MeasuredNumber], list[MeasuredNumber] | None]]:
     """Yield each comparison of the result's scale with the stored numbers of its measures."""
     return report.comparisons_with_numbers(recipe, result.numbers(recipe), result.scale)
 
 
-def update_verdicts(result: StoredResult, folder: Path | None = None) -> None:
+def update_verdicts(result: StoredRecipeResult, folder: Path | None = None) -> None:
     """Write the verdicts of the current recipe into a stored result."""
     recipe = load_recipe(result.recipe, folder)
-    number_rows = [row for row in map(_number_row, result.number_rows) if row is not None]
+    number_rows = [row for row in map(_parse_report_row, result.measured_number_rows) if row is not None]
     judgements = judge(result, recipe)
     lines = number_rows + [report.comparison_row(judgement) for judgement in judgements]
     metadata = {key: value for key, value in result.report_content.items() if key != "rows"}
@@ -135,6 +139,6 @@ def update_verdicts(result: StoredResult, folder: Path | None = None) -> None:
         report.save_rows(result.folder / "results.csv", lines, metadata)
 
 
-def _number_row(row: dict[str, Any]) -> report.ReportRow | None:
+def _parse_report_row(row: dict[str, Any]) -> report.ReportRow | None:
     fields = report.ReportRow.__dataclass_fields__
     return report.ReportRow(**{key: value for key, value in row.items() if key in fields})

@@ -32,11 +32,11 @@ class TunedAxis:
     def __post_init__(self) -> None:
         checks.check_choice("tune.best", self.best, BEST_DIRECTIONS)
 
-    def best_labels(self, cells: list[ResultCell]) -> dict[str, str]:
+    def best_label_by_place(self, cells: list[ResultCell]) -> dict[str, str]:
         """Return place on the other axes → the best label there; a trial that is not finite is ranked last."""
         groups: dict[str, list[ResultCell]] = {}
         for cell in cells:
-            groups.setdefault(self.group_label(cell.axis_labels), []).append(cell)
+            groups.setdefault(self.untuned_axes_label(cell.axis_labels), []).append(cell)
         sign = 1 if self.best == "lowest" else -1
         label_by_place = {}
         for position, members in groups.items():
@@ -45,6 +45,6 @@ class TunedAxis:
             label_by_place[position] = members[int(np.argmin(finite))].axis_labels[self.axis]
         return label_by_place
 
-    def group_label(self, at: dict[str, str]) -> str:
+    def untuned_axes_label(self, at: dict[str, str]) -> str:
         """Return the labels of a run on the axes other than the tuned one."""
         return " / ".join(label for axis, label in at.items() if axis != self.axis) or "all"

@@ -16,10 +16,10 @@ from fedsim.core.files import write_json
 from fedsim.studies.plots.cells import ResultCell
 from fedsim.studies.reproduce import report
 from fedsim.studies.reproduce.number import MeasuredNumber
-from fedsim.studies.reproduce.provenance import TRACED_STATUS, VERIFIED_STATUS, provenance_text, source_hash
+from fedsim.studies.reproduce.provenance import TRACED_STATUS, VERIFIED_STATUS, provenance_status, source_hash
 from fedsim.studies.reproduce.recipe import Recipe, RecipeSetting, load_recipe
 from fedsim.studies.reproduce.runner import plan_jobs, run_jobs
-from fedsim.studies.reproduce.stored import StoredResult, report_labels
+from fedsim.studies.reproduce.stored import StoredRecipeResult, labels_in_report
 from fedsim.studies.results.runs import load as load_run
 from fedsim.trainer.workers import intra_op_threads
 
@@ -37,13 +37,13 @@ class VerificationCandidate:
         seconds: that it took; None where that was not recorded.
     """
 
-    result: StoredResult
+    result: StoredRecipeResult
     setting: RecipeSetting
     seconds: float | None
 
 
 @dataclass(frozen=True)
-class RepeatedRun:
+class RerunComparison:
     """A run that was repeated.
 
     Attributes:
@@ -59,13 +59,13 @@ class RepeatedRun:
     seconds: float
 
     @property
-    def is_reproduced(self) -> bool:
+    def matches_stored_result(self) -> bool:
         """Whether at least one number was compared and none differs."""
         return self.num_compared > 0 and not self.differences
 
 
 def verification_candidates(
-    results: Iterable[StoredResult], max_seconds: float | None = None
+    results: Iterable[StoredRecipeResult], max_seconds: float | None = None
 ) -> list[VerificationCandidate]:
     """Return the trained runs of stored results that their recipes still have.
 
@@ -87,33 +87,33 @@ def verification_candidates(
     return runs
 
 
-def stored_numbers(result: StoredResult, recipe: Recipe, setting: RecipeSetting) -> dict[str, MeasuredNumber]:
+def stored_numbers(result: StoredRecipeResult, recipe: Recipe, setting: RecipeSetting) -> dict[str, MeasuredNumber]:
     """Return measure → the stored number of a run, for measures that need no other runs."""
-    labels = report_labels(recipe, setting)
-    positions = [report_labels(recipe, other_setting) for other_setting in recipe.settings(result.scale)]
+    labels = labels_in_report(recipe, setting)
+    positions = [labels_in_report(recipe, other_setting) for other_setting in recipe.settings(result.scale)]
     return {
         name: number
         for name, numbers in result.numbers(recipe).items()
         for number in numbers
         if number.axis_labels == labels
         and not any(
-            recipe.measures[name].is_rival_of(rival_labels, labels)
+            recipe.measures[name].is_needed_for(rival_labels, labels)
             for rival_labels in positions
             if rival_labels != labels
         )
     }
 
 
-def repeat_run(candidate: VerificationCandidate, folder: Path) -> RepeatedRun:
+def verify_stored_run(candidate: VerificationCandidate, folder: Path) -> RerunComparison:
     """Repeat a run in this folder and compare its numbers with the stored ones."""
     recipe = load_recipe(candidate.result.recipe)
     (job,) = plan_jobs([candidate.setting], folder, ())
-    with _recorded_threads(candidate.result):
+    with _use_recorded_threads(candidate.result):
         ((_, outcome),) = run_jobs([job], 1)
     if outcome.status != "done":
-        return RepeatedRun(candidate, [f"{outcome.status}: {outcome.message}"], 1, math.nan)
-    cell = ResultCell(report_labels(recipe, candidate.setting), load_run(job.folder))
-    report.measure_cells(recipe, [cell])
+        return RerunComparison(candidate, [f"{outcome.status}: {outcome.message}"], 1, math.nan)
+    cell = ResultCell(labels_in_report(recipe, candidate.setting), load_run(job.folder))
+    report.compute_cell_measures(recipe, [cell])
     expected = {  # a measure that was one number then, and is one per seed now, is another measure
         name: number
         for name, number in stored_numbers(candidate.result, recipe, candidate.setting).items()
@@ -126,10 +126,10 @@ def repeat_run(candidate: VerificationCandidate, folder: Path) -> RepeatedRun:
         if not numbers_agree(repeated_numbers[name], number)
     ]
     seconds = json.loads((job.folder / "summary.json").read_text())["seconds"]
-    return RepeatedRun(candidate, differences, len(expected), float(seconds))
+    return RerunComparison(candidate, differences, len(expected), float(seconds))
 
 
-def _recorded_threads(result: StoredResult) -> contextlib.AbstractContextManager[None]:
+def _use_recorded_threads(result: StoredRecipeResult) -> contextlib.AbstractContextManager[None]:
     """PyTorch's number of threads as the stored result records it, since a run that diverges amplifies the rounding of
     sums; where it records none, that of this process."""
     threads = result.report_content.get("threads")
@@ -149,7 +149,7 @@ def numbers_agree(repeated_numbers: MeasuredNumber, stored: MeasuredNumber) -> b
     return abs(repeated_numbers.mean - stored.mean) <= tolerance
 
 
-def record_verification(repetition: RepeatedRun, is_repeated: bool) -> None:
+def record_verification(repetition: RerunComparison, is_repeated: bool) -> None:
     """Record a repetition that agreed, its sources and time in the report of a result that is not traced.
 
     Args:
@@ -157,15 +157,15 @@ def record_verification(repetition: RepeatedRun, is_repeated: bool) -> None:
         is_repeated: also where a run of that result was verified before.
     """
     result, name = repetition.candidate.result, repetition.candidate.setting.name
-    state = provenance_text(result.report_content)
-    if not repetition.is_reproduced or state == TRACED_STATUS or (state == VERIFIED_STATUS and not is_repeated):
+    state = provenance_status(result.report_content)
+    if not repetition.matches_stored_result or state == TRACED_STATUS or (state == VERIFIED_STATUS and not is_repeated):
         return
     result.report_content["verified"] = {**result.report_content.get("verified", {}), name: source_hash()}
     result.report_content["seconds"] = {**result.report_content.get("seconds", {}), name: round(repetition.seconds, 2)}
     write_json(result.folder / "report.json", result.report_content)
 
 
-def verify_results(results: list[StoredResult], num_runs: int, max_seconds: float | None = None) -> bool:
+def verify_by_rerunning(results: list[StoredRecipeResult], num_runs: int, max_seconds: float | None = None) -> bool:
     """Repeat `num_runs` runs, drawn at random, print the outcomes, and return whether all agree.
 
     Raises:
@@ -178,10 +178,10 @@ def verify_results(results: list[StoredResult], num_runs: int, max_seconds: floa
     all_agree = True
     for number, candidate in enumerate(random.SystemRandom().sample(runs, num_runs), 1):
         with tempfile.TemporaryDirectory() as folder:
-            repetition = repeat_run(candidate, Path(folder))
+            repetition = verify_stored_run(candidate, Path(folder))
         record_verification(repetition, is_repeated=max_seconds is None)
         outcome = "; ".join(repetition.differences) or f"{repetition.num_compared} numbers as stored"
         run_text = f"{candidate.result.recipe}, {candidate.result.scale}, {candidate.setting.name or 'its only run'}"
         print(f"[{number}/{num_runs}] {run_text}: {outcome} ({repetition.seconds:.0f} s)")
-        all_agree &= repetition.is_reproduced
+        all_agree &= repetition.matches_stored_result
     return all_agree

@@ -23,11 +23,11 @@ def is_distinguishable(first_cell: TableCell, second_cell: TableCell, confidence
         (low, high), has_interval = differences.confidence_interval, differences.num_pairs > 1
     else:
         has_interval = min(len(first_cell.finite_values), len(second_cell.finite_values)) > 1
-        low, high = _welch(first_cell, second_cell, confidence) if has_interval else (math.nan, math.nan)
+        low, high = _welch_interval(first_cell, second_cell, confidence) if has_interval else (math.nan, math.nan)
     return not low <= 0 <= high if has_interval else first_cell.mean != second_cell.mean
 
 
-def _welch(first_cell: TableCell, second_cell: TableCell, confidence: float) -> tuple[float, float]:
+def _welch_interval(first_cell: TableCell, second_cell: TableCell, confidence: float) -> tuple[float, float]:
     """Return the interval of a difference of means of independent samples (Welch 1947, Satterthwaite's freedom)."""
     difference, variances = (
         first_cell.mean - second_cell.mean,
@@ -60,8 +60,8 @@ def best_line_indices(cells: Sequence[object], measure: TableMeasure, confidence
     best = (max if measure.higher_is_better else min)(complete_cells, key=lambda n: complete_cells[n].mean)
     best_cell = complete_cells[best]
 
-    def is_as_good(cell: TableCell) -> bool:
+    def is_tied_with_best(cell: TableCell) -> bool:
         has_enough_seeds = min(len(cell.finite_values), len(best_cell.finite_values)) >= MIN_RELIABLE_REPLICATES
         return has_enough_seeds and not is_distinguishable(best_cell, cell, confidence)
 
-    return {n for n, cell in complete_cells.items() if cell.mean == best_cell.mean or is_as_good(cell)}
+    return {n for n, cell in complete_cells.items() if cell.mean == best_cell.mean or is_tied_with_best(cell)}

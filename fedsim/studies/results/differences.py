@@ -39,7 +39,7 @@ def find_differing_keys(runs: Sequence[Run]) -> list[str]:
     )
 
 
-def user_class_options(keys: Sequence[str]) -> set[str]:
+def differing_class_options(keys: Sequence[str]) -> set[str]:
     """Return the keys that are options of a class which itself differs, so that some runs do not have them."""
     class_prefixes = tuple(key.removesuffix(_TARGET_KEY) for key in keys if key.endswith(_TARGET_KEY))
     return {key for key in keys if not key.endswith(_TARGET_KEY) and key.startswith(class_prefixes)}
@@ -51,7 +51,7 @@ def keys_set_per_choice(runs: Sequence[Run]) -> set[str]:
     return {key for command in commands for key in re.findall(r"\bwhen\.[\w/]+\.\w+\.([\w./]+)=", command)}
 
 
-def value_text(run: Run, key: str, keys: Sequence[str] = ()) -> str:
+def setting_label(run: Run, key: str, keys: Sequence[str] = ()) -> str:
     """Return a run's value of a key for a label, '' if the run does not have the key.
 
     A class is shown by the name in its paper, other values as KEY=VALUE with an abbreviated key if it is unambiguous.
@@ -61,7 +61,7 @@ def value_text(run: Run, key: str, keys: Sequence[str] = ()) -> str:
     if key.endswith(_TARGET_KEY):
         class_name = str(run.settings[key]).rpartition(".")[2]
         return CLASS_DISPLAY_NAMES.get(class_name, class_name)
-    return f"{abbreviated_keys([*keys, key])[key]}={shortened_text(setting_text(run.settings, key))}"
+    return f"{abbreviated_keys([*keys, key])[key]}={shortened_text(setting_value_text(run.settings, key))}"
 
 
 def shortened_text(text: str, max_length: int = 24) -> str:
@@ -76,7 +76,7 @@ def shortened_text(text: str, max_length: int = 24) -> str:
 
 def run_name(run: Run, keys: Sequence[str]) -> str:
     """Return a name of a run made of its values of some keys."""
-    return " ".join(text for text in (value_text(run, key, keys) for key in keys) if text)
+    return " ".join(text for text in (setting_label(run, key, keys) for key in keys) if text)
 
 
 def label_runs(runs: list[Run]) -> None:
@@ -90,7 +90,7 @@ def label_runs(runs: list[Run]) -> None:
             run.label = f"{run.label.removesuffix(f' ({run.folder.name})')} ({folder_text(run)})"
 
 
-def shared_name(group: Sequence[Run], runs: Sequence[Run]) -> str:
+def run_group_name(group: Sequence[Run], runs: Sequence[Run]) -> str:
     """Return a name of a group of runs, made of the swept settings that its members share."""
     if len(group) == len(runs):
         return "all runs" if len(runs) > 1 else ""
@@ -100,7 +100,7 @@ def shared_name(group: Sequence[Run], runs: Sequence[Run]) -> str:
     return run_name(group[0], keys) or f"{group[0].label} and {len(group) - 1} more"
 
 
-def setting_text(settings: dict[str, Any], key: str) -> str:
+def setting_value_text(settings: dict[str, Any], key: str) -> str:
     """Return a setting as readable text; a dash if the run does not have it."""
     if key not in settings:
         return ABSENT_TEXT
@@ -149,12 +149,12 @@ def load_runs(folders: list[Path]) -> list[Run]:
         raise ConfigError(f"none of the {len(errors_of_damaged)} runs can be read")
     if len(folders) == 1:
         keys = swept_settings(runs)
-        runs.sort(key=lambda run: [natural_sort_key(setting_text(run.settings, key)) for key in keys])
+        runs.sort(key=lambda run: [numbers_first_sort_key(setting_value_text(run.settings, key)) for key in keys])
     label_runs(runs)
     return runs
 
 
-def natural_sort_key(text: str) -> tuple[bool, Any]:
+def numbers_first_sort_key(text: str) -> tuple[bool, Any]:
     """Return a sort key that puts numbers by size before words in alphabetical order."""
     try:
         return False, float(text)
@@ -176,19 +176,19 @@ def swept_settings(runs: Sequence[Run]) -> list[str]:
     """Return the keys that distinguish the runs; options of a differing class, and keys that the command sets for one
     choice (`when`), only if they add a distinction."""
     keys = find_differing_keys(runs)
-    class_options = user_class_options(keys) | keys_set_per_choice(runs).intersection(keys)
+    class_options = differing_class_options(keys) | keys_set_per_choice(runs).intersection(keys)
     plain_keys = [key for key in keys if key not in class_options]
 
-    def num_labels(keys: Sequence[str]) -> int:
+    def num_distinct_settings(keys: Sequence[str]) -> int:
         return len({tuple(str(run.settings.get(key)) for key in keys) for run in runs})
 
     for key in (key for key in keys if key in class_options):
-        if num_labels(plain_keys) < num_labels([*plain_keys, key]):
+        if num_distinct_settings(plain_keys) < num_distinct_settings([*plain_keys, key]):
             plain_keys.append(key)
     return plain_keys
 
 
-def recorded_value(run: Run, key: str) -> Any:
+def recorded_setting(run: Run, key: str) -> Any:
     """Return a run's value of a key as given: a group's choice, the name of a class, or a value; None if absent."""
     if key in (recorded_settings := run.environment.get("settings", {})):
         return recorded_settings[key]
@@ -199,7 +199,7 @@ def recorded_value(run: Run, key: str) -> Any:
 
 def is_value_displayed_as(run: Run, key: str, text: str) -> bool:
     """Return whether this text is the run's value of the key; a class may be given by its name, in any spelling."""
-    run_values = {str(recorded_value(run, key)), str(run.settings.get(f"{key}.{_TARGET_KEY}", "")).rpartition(".")[2]}
+    run_values = {str(recorded_setting(run, key)), str(run.settings.get(f"{key}.{_TARGET_KEY}", "")).rpartition(".")[2]}
     return _normalised_text(text) in map(_normalised_text, run_values)
 
 

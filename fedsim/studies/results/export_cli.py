@@ -31,13 +31,13 @@ def main(arguments: list[str]) -> None:
     options = parser.parse_args(arguments)
     if options.to.suffix not in FILE_ENDINGS:
         raise ConfigError(f"--to {options.to} must end in {', '.join(FILE_ENDINGS[:-1])} or {FILE_ENDINGS[-1]}")
-    tensors = _selected_model(load(options.run), options)
+    tensors = _requested_model(load(options.run), options)
     write_model(options.to, tensors)
     numbers = sum(value.numel() for value in tensors.values())
     print(f"{options.to}: {len(tensors)} tensors, {numbers:,} numbers")
 
 
-def _selected_model(run: Run, options: argparse.Namespace) -> dict[str, Tensor]:
+def _requested_model(run: Run, options: argparse.Namespace) -> dict[str, Tensor]:
     if options.client is not None:
         return run.client_model(options.client, options.seed)
     return run.model(options.seed, "best" if options.best else "last")

@@ -16,11 +16,13 @@ from fedsim.studies.results.table import ResultTable
 def with_single_line_texts(table: ResultTable) -> ResultTable:
     """Return the table with each text on one line and unprintable characters escaped."""
 
-    def join_lines(texts: list[str]) -> list[str]:
+    def to_single_lines(texts: list[str]) -> list[str]:
         return [escape_unprintable(" ".join(text.split())) for text in texts]
 
-    lines = [(join_lines(keys), cells) for keys, cells in table.table_rows]
-    return dataclasses.replace(table, keys=join_lines(table.keys), table_rows=lines, notes=join_lines(table.notes))
+    lines = [(to_single_lines(keys), cells) for keys, cells in table.table_rows]
+    return dataclasses.replace(
+        table, keys=to_single_lines(table.keys), table_rows=lines, notes=to_single_lines(table.notes)
+    )
 
 
 def terminal_table(table: ResultTable) -> str:
@@ -43,7 +45,7 @@ def markdown_table(table: ResultTable) -> str:
 def _aligned_lines(table: ResultTable, edge: str, column_gap: str, end: str, bold_format: str = "{}") -> str:
     escape = escape_markdown if edge else escape_unprintable
     cells = [[escape(text) for text in (*table.keys, *(measure.heading for measure in table.measures))]]
-    cells += _line_texts(table, bold_format, escape)
+    cells += _cell_texts_by_line(table, bold_format, escape)
     widths = [max(len(row[column]) for row in cells) for column in range(len(cells[0]))]
     count = len(table.keys)
     lines = [
@@ -57,7 +59,7 @@ def _aligned_lines(table: ResultTable, edge: str, column_gap: str, end: str, bol
     return "\n".join([lines[0], rule, *lines[1:]])
 
 
-def _line_texts(table: ResultTable, bold_format: str, formatter: Callable[[str], str]) -> list[list[str]]:
+def _cell_texts_by_line(table: ResultTable, bold_format: str, formatter: Callable[[str], str]) -> list[list[str]]:
     """Return the texts of each line; `formatter` escapes the keys."""
     best = [table.bold_row_indices(column) for column in range(len(table.measures))]
     lines = []
@@ -78,7 +80,7 @@ def csv_table(table: ResultTable) -> str:
     table = with_single_line_texts(table)
     file = io.StringIO()
     file.writelines(f"# {note}\n" for note in table.notes)
-    suffixes = [_aligned_suffixes(table, column) for column in range(len(table.measures))]
+    suffixes = [_csv_column_suffixes(table, column) for column in range(len(table.measures))]
     writer = csv.writer(file, lineterminator="\n")
     headings = [
         m.heading + suffix
@@ -89,7 +91,7 @@ def csv_table(table: ResultTable) -> str:
     for keys, cells in table.table_rows:
         numbers: list[float] = []
         for cell, column_suffixes in zip(cells, suffixes, strict=True):
-            cell_numbers = {} if cell is None else cell.number_columns()
+            cell_numbers = {} if cell is None else cell.value_by_column_suffix()
             numbers += [cell_numbers.get(suffix, math.nan) for suffix in column_suffixes]
         writer.writerow(
             [*map(_escape_spreadsheet_formula, keys), *("" if math.isnan(number) else number for number in numbers)]
@@ -106,10 +108,10 @@ def _escape_spreadsheet_formula(text: str) -> str:
     return text
 
 
-def _aligned_suffixes(table: ResultTable, column: int) -> list[str]:
+def _csv_column_suffixes(table: ResultTable, column: int) -> list[str]:
     """Return the suffixes of a measure's CSV columns, from its first cell that is present."""
     present_cells = [cell for _, cells in table.table_rows if (cell := cells[column]) is not None]
-    return list(present_cells[0].number_columns()) if present_cells else [""]
+    return list(present_cells[0].value_by_column_suffix()) if present_cells else [""]
 
 
 TABLE_FORMATTERS: dict[str, Callable[[ResultTable], str]] = {

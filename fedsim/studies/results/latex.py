@@ -50,7 +50,7 @@ def latex_table(table: ResultTable, caption: str | None = None, label: str | Non
     comments = [r"% \usepackage{booktabs}", *(f"% {_one_line(table_note)}" for table_note in table.notes)]
     if caption is None and label is None:
         return "\n".join([*comments, *(f"% {_one_line(sentence)}" for sentence in table.explanations()), *tabular])
-    sentences = [_latex_sentence(caption)] if caption else []
+    sentences = [_with_full_stop(caption)] if caption else []
     return "\n".join(
         [
             *comments,
@@ -78,16 +78,16 @@ def _one_line(text: str) -> str:
     return escape_unprintable(" ".join(text.split()))
 
 
-def _latex_sentence(text: str) -> str:
+def _with_full_stop(text: str) -> str:
     return text if text.endswith((".", "!", "?")) else f"{text}."
 
 
 def _headings(keys: list[str], measures: list[TableMeasure]) -> list[str]:
     """Return the line of headings; two lines if swept keys make columns, the upper one spanning what they share."""
-    labels = [f"{measure.label or measure.heading}{_unit(measure)}" for measure in measures]
+    labels = [f"{measure.label or measure.heading}{_unit_suffix(measure)}" for measure in measures]
     place_labels = [measure.column_group_label for measure in measures]
     if not any(place_labels):
-        return [" & ".join([*keys, *map(_heading, labels)]) + r" \\"]
+        return [" & ".join([*keys, *map(_wrapped_heading, labels)]) + r" \\"]
     upper_labels, lower_labels = (labels, place_labels) if len(set(labels)) == 1 else (place_labels, labels)
     groups, rules, column = [], [], len(keys) + 1
     for text, members in itertools.groupby(upper_labels):
@@ -99,15 +99,15 @@ def _headings(keys: list[str], measures: list[TableMeasure]) -> list[str]:
     return [
         " & ".join([*empty_cells, *groups]).strip() + r" \\",
         " ".join(rules),
-        " & ".join([*keys, *map(_heading, lower_labels)]) + r" \\",
+        " & ".join([*keys, *map(_wrapped_heading, lower_labels)]) + r" \\",
     ]
 
 
-def _unit(measure: TableMeasure) -> str:
+def _unit_suffix(measure: TableMeasure) -> str:
     return f" ({measure.unit})" if measure.unit else ""
 
 
-def _heading(text: str) -> str:
+def _wrapped_heading(text: str) -> str:
     """Break a long heading into several lines."""
     lines = [escape_latex(line) for line in textwrap.wrap(_one_line(text), HEADING_WIDTH, break_long_words=False)]
     if len(lines) < 2:

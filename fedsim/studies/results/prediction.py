@@ -13,10 +13,10 @@ from fedsim.core import targets
 from fedsim.core.errors import ConfigError
 from fedsim.data.datasets import Dataset, TextTable
 from fedsim.data.datasets.own.text_table import PADDING
-from fedsim.models import RowModel
+from fedsim.models import StatelessModel
 from fedsim.models.kinds import LOSS_KIND, MODEL_KIND
 from fedsim.models.losses import LossFunction, correct_share
-from fedsim.run.model_choice import fitted_constructor
+from fedsim.run.model_choice import fit_constructor_to_dataset
 
 BATCH_SIZE = 1000  # samples of one forward pass
 MODEL_SETTINGS_NOT_ARGUMENTS = ("loss", "ridge", "output")  # settings of the model that its class does not take
@@ -39,17 +39,17 @@ class Predictor:
         model_part = targets.parse_object("model", node, MODEL_KIND)
         loss = _loss_function(settings.get("loss"), dataset)
         constructor = functools.partial(model_part.factory, **{name: node[name] for name in model_part.arguments})
-        build = fitted_constructor(constructor, dataset, loss)
+        build = fit_constructor_to_dataset(constructor, dataset, loss)
         if len(dataset.train_x) > 1:
-            samples = self._samples(dataset.train_x[:2], dataset.train_y, dataset.more)
+            samples = self._prepared_batch(dataset.train_x[:2], dataset.train_y, dataset.more)
         elif dataset.test_x is not None:
-            samples = self._samples(dataset.test_x[:2], dataset.test_y, dataset.test_more)
+            samples = self._prepared_batch(dataset.test_x[:2], dataset.test_y, dataset.test_more)
         else:
             raise ConfigError(
                 f"dataset={dataset.name} draws its samples and keeps none to try the module on; load run.model() into "
                 "a module of your own"
             )
-        self.model = RowModel(build, loss, pair=samples, output=settings.get("output"))
+        self.model = StatelessModel(build, loss, pair=samples, output=settings.get("output"))
         self.model.check(samples, dataset.classes, dataset.name)
 
     def module(self, state: Mapping[str, Tensor]) -> nn.Module:
@@ -78,7 +78,7 @@ class Predictor:
         return torch.cat(results) if results and isinstance(results[0], Tensor) else results
 
     @torch.no_grad()
-    def completions(self, state: Mapping[str, Tensor], rows: Any) -> list[str]:
+    def text_completions(self, state: Mapping[str, Tensor], rows: Any) -> list[str]:
         """Return the text that the model predicts after each prompt, always with the most probable next token.
 
         Raises:
@@ -97,7 +97,7 @@ class Predictor:
                 scores = self.model.call(module, {"x": sequences[:, : dataset.length]})
                 sequences[row_numbers, lengths + step] = scores[row_numbers, lengths + step - 1].argmax(1)
             for sequence, length in zip(sequences, lengths.tolist(), strict=True):
-                texts.append(dataset.decode(sequence[length : length + dataset.longest_target].tolist()))
+                texts.append(dataset.decode_tokens(sequence[length : length + dataset.longest_target].tolist()))
         return texts
 
     @torch.no_grad()
@@ -110,7 +110,7 @@ class Predictor:
             raise ConfigError("the model returns no tensor; call module() on the samples instead")
         module, loss, correct = self.module(state), 0.0, 0.0
         for first_sample in range(0, len(data.test_x), BATCH_SIZE):
-            batch = self._samples(
+            batch = self._prepared_batch(
                 data.test_x, data.test_y, data.test_more, slice(first_sample, first_sample + BATCH_SIZE)
             )
             output = model.call(module, model.call.inputs(batch))
@@ -120,7 +120,7 @@ class Predictor:
         count = len(data.test_x)
         return {"test_loss": loss / count} | ({"test_accuracy": correct / count} if model.labelled else {})
 
-    def _samples(
+    def _prepared_batch(
         self, x: Tensor, y: Tensor | None, extra_inputs: dict[str, Tensor], row_selection: slice = slice(2)
     ) -> dict[str, Tensor]:
         batch = {

@@ -17,7 +17,7 @@ from omegaconf import OmegaConf
 from fedsim.core.errors import CheckpointError, ConfigError
 from fedsim.core.files import check_regular_path
 from fedsim.run.tracking import clients
-from fedsim.run.tracking.clients import Clients
+from fedsim.run.tracking.clients import ClientSummary
 from fedsim.run.tracking.metrics_csv import read_metrics
 from fedsim.run.tracking.result import MetricsRow
 
@@ -72,7 +72,7 @@ def read_rows(path: Path) -> list[MetricsRow]:
 
 def read_config(path: Path) -> dict[str, Any]:
     """Read the nested configuration; empty if there is no file."""
-    if not _is_existing_file(path):
+    if not _path_occupied(path):
         return {}
     with translate_read_errors(path):
         plain_settings = OmegaConf.to_container(OmegaConf.load(check_regular_path(path)))
@@ -92,11 +92,13 @@ def read_summary(path: Path) -> dict[str, Any]:
         for epoch in newcomers:
             require(isinstance(epoch, dict) and epoch.keys() == newcomers[0].keys(), "newcomers are no rows")
             per_seed = (value if isinstance(value, list) else [value] for value in epoch.values())
-            require("epoch" in epoch and all(map(_is_number, itertools.chain(*per_seed))), "newcomers are no rows")
+            require(
+                "epoch" in epoch and all(map(_is_number_or_none, itertools.chain(*per_seed))), "newcomers are no rows"
+            )
         return summary
 
 
-def read_environment(path: Path) -> dict[str, Any]:
+def read_environment_json(path: Path) -> dict[str, Any]:
     """Read environment.json; empty if there is no file."""
     with translate_read_errors(path):
         environment = _read_json(path)
@@ -105,9 +107,9 @@ def read_environment(path: Path) -> dict[str, Any]:
         return environment
 
 
-def read_clients(path: Path) -> Clients | None:
+def read_clients(path: Path) -> ClientSummary | None:
     """Read clients.npz; None if there is no file."""
-    if not _is_existing_file(path):
+    if not _path_occupied(path):
         return None
     with translate_read_errors(path):
         stored_clients = clients.read(check_regular_path(path))
@@ -141,14 +143,14 @@ def read_clients(path: Path) -> Clients | None:
         return stored_clients
 
 
-def _is_existing_file(path: Path) -> bool:
+def _path_occupied(path: Path) -> bool:
     """Return whether the path exists; a broken link or a folder also counts, so that it is reported as damaged."""
     return path.exists() or path.is_symlink()
 
 
 def _read_json(path: Path) -> dict[str, Any]:
     """Read a JSON object from a file; empty if there is no file."""
-    if not _is_existing_file(path):
+    if not _path_occupied(path):
         return {}
     content = json.loads(check_regular_path(path).read_text(encoding="utf-8"))
     require(isinstance(content, dict), "it holds no names and values")
@@ -162,7 +164,7 @@ def _require_entry_types(content: dict[str, Any], kinds: dict[str, type]) -> Non
         require(value is None or (isinstance(value, kind) and not isinstance(value, bool)), f"{name} is {value!r:.40}")
 
 
-def _is_number(value: Any) -> bool:
+def _is_number_or_none(value: Any) -> bool:
     return value is None or (isinstance(value, Real) and not isinstance(value, bool))
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from fedsim.evaluation.columns import is_fraction
 from fedsim.evaluation.registry import HIGHER
-from fedsim.run.rules import first_round_reaching_target
+from fedsim.run.rules import first_evaluation_at_target
 from fedsim.studies.results.paired import PairedDifference, student_quantile
 from fedsim.studies.results.rounding import fixed_decimals, round_to_error
 from fedsim.studies.results.runs import Run, run_that_measures
@@ -25,7 +25,7 @@ COLUMNS_BY_COST = {
 
 def cost_to_target(run: Run, metric: str, target: float, columns: tuple[str, ...]) -> np.ndarray:
     """Return the sum of these columns [R] at the first evaluation that reaches the target; NaN where none does."""
-    first_evaluations = first_round_reaching_target(run.curve(metric)[1], target, run.higher_is_better(metric))
+    first_evaluations = first_evaluation_at_target(run.curve(metric)[1], target, run.higher_is_better(metric))
     cumulative_cost = np.sum(
         [run.curve(name)[1] if name != "round" else _evaluation_rounds(run, metric) for name in columns], axis=0
     )
@@ -86,7 +86,7 @@ class TableMeasure:
 
 def final_metric_measure(name: str, runs: list[Run], last: int = 1) -> TableMeasure:
     """Return the measure of a column of metrics.csv at the end of a run, averaged over its `last` evaluations."""
-    description = run_that_measures(runs, name).describe(name)
+    description = run_that_measures(runs, name).describe_metric(name)
     return TableMeasure(
         name + (f", last {last}" if last > 1 else ""),
         lambda run: run.final_values(name, last),
@@ -101,10 +101,10 @@ def final_metric_measure(name: str, runs: list[Run], last: int = 1) -> TableMeas
 def cost_measures(name: str, target: float, runs: list[Run]) -> list[TableMeasure]:
     """Return the costs until a metric reaches the target: rounds; bytes and virtual seconds if all runs have them."""
 
-    description = run_that_measures(runs, name).describe(name)
+    description = run_that_measures(runs, name).describe_metric(name)
     shown_target = f"{100 * target:g} %" if is_fraction(name) else f"{target:g}"
 
-    def measure(cost_name: str, columns: tuple[str, ...]) -> TableMeasure:
+    def make_cost_measure(cost_name: str, columns: tuple[str, ...]) -> TableMeasure:
         return TableMeasure(
             f"{cost_name} to {name} {target:g}",
             lambda run: cost_to_target(run, name, target, columns),
@@ -117,7 +117,7 @@ def cost_measures(name: str, target: float, runs: list[Run]) -> list[TableMeasur
         for cost_name, columns in COLUMNS_BY_COST.items()
         if all(_has_columns(run, columns) for run in runs)
     ]
-    return [measure(cost_name, columns) for cost_name, columns in available_costs]
+    return [make_cost_measure(cost_name, columns) for cost_name, columns in available_costs]
 
 
 def _has_columns(run: Run, columns: tuple[str, ...]) -> bool:
@@ -169,7 +169,7 @@ class TableCell:
         """The number after ±."""
         return self.std if self.interval_level is None else self.interval_half_width
 
-    def number_columns(self) -> dict[str, float]:
+    def value_by_column_suffix(self) -> dict[str, float]:
         """Return suffix of the heading → number, for CSV."""
         spread = {" std": self.std} if self.interval_level is None else {" half width": self.interval_half_width}
         return {"": self.mean, **spread, " n": len(self.finite_values)}
@@ -192,13 +192,13 @@ class TableCell:
 
 
 @dataclass
-class TableDifference:
+class ReferenceDifference:
     """The differences by seed of a run's numbers to those of the reference run."""
 
     paired_differences: PairedDifference
     higher_is_better: bool
 
-    def number_columns(self) -> dict[str, float]:
+    def value_by_column_suffix(self) -> dict[str, float]:
         low, high = self.paired_differences.confidence_interval
         num_better, num_pairs = (
             self.paired_differences.num_better_pairs(self.higher_is_better),

@@ -19,7 +19,7 @@ MAX_RECORD_BYTES = 1 << 16  # larger records of a sweep are not read
 
 
 @dataclass(frozen=True)
-class RunState:
+class RunStatus:
     """The state of a run.
 
     Attributes:
@@ -32,7 +32,7 @@ class RunState:
 
 
 @dataclass(frozen=True)
-class SweepRecord:
+class SweepRunRecord:
     """A sweep's record of one of its runs.
 
     Attributes:
@@ -48,7 +48,7 @@ class SweepRecord:
     message: str
 
 
-def run_state(folder: Path, record: SweepRecord | None = None) -> RunState:
+def run_state(folder: Path, record: SweepRunRecord | None = None) -> RunStatus:
     """Return the state of the run in a folder.
 
     A run is finished once its summary is written, and running while its process locks the folder. Otherwise the sweep's
@@ -59,17 +59,17 @@ def run_state(folder: Path, record: SweepRecord | None = None) -> RunState:
         record: its sweep's record; None: it is looked for in the parent folder.
     """
     if (folder / SUMMARY_FILE).is_file():
-        return RunState(FINISHED_STATUS)
+        return RunStatus(FINISHED_STATUS)
     if is_folder_locked(folder):
-        return RunState(RUNNING_STATUS)
+        return RunStatus(RUNNING_STATUS)
     if record is None:
         record = sweep_records(folder.parent).get(folder.name)
     if record is not None and record.status in STATE_BY_STATUS:
-        return RunState(STATE_BY_STATUS[record.status], record.message)
-    return RunState(STOPPED_STATUS, "its process ended before the last round")
+        return RunStatus(STATE_BY_STATUS[record.status], record.message)
+    return RunStatus(STOPPED_STATUS, "its process ended before the last round")
 
 
-def unfinished_text(run: Run) -> str:
+def unfinished_run_text(run: Run) -> str:
     """Return a text such as 'running, round 40 of 300'; '' for a finished run or an unknown number of rounds."""
     rounds, last_round = run.settings.get("rounds"), run.rows[-1]["round"]
     if rounds is None or last_round >= rounds:
@@ -78,12 +78,12 @@ def unfinished_text(run: Run) -> str:
     return "" if state.name == FINISHED_STATUS else f"{state.name}, round {last_round} of {rounds}"
 
 
-def sweep_records(folder: Path) -> dict[str, SweepRecord]:
+def sweep_records(folder: Path) -> dict[str, SweepRunRecord]:
     """Return the records in a sweep's folder by the names of the runs' folders; damaged records are left out."""
     records = {}
     for path in sorted((folder / RECORDS_FOLDER).glob("*.json")):
         try:
-            record = _read_record(folder, path)
+            record = _read_sweep_record(folder, path)
         except (OSError, ValueError, KeyError, TypeError, RecursionError, ConfigError):
             continue
         records[record.folder.name] = record
@@ -101,7 +101,7 @@ def num_planned_runs(folder: Path) -> int | None:
     return total if isinstance(total, int) and not isinstance(total, bool) and total > 0 else None
 
 
-def _read_record(sweep: Path, path: Path) -> SweepRecord:
+def _read_sweep_record(sweep: Path, path: Path) -> SweepRunRecord:
     """Read one record; only the last component of its folder is used, since the sweep may have been moved.
 
     Raises:
@@ -114,4 +114,4 @@ def _read_record(sweep: Path, path: Path) -> SweepRecord:
     texts = [name, content["status"], content["message"], *overrides]
     if not all(isinstance(text, str) for text in texts) or name in ("", ".."):
         raise ValueError(f"{path} is not the record of a sweep")
-    return SweepRecord(sweep / name, tuple(overrides), content["status"], content["message"])
+    return SweepRunRecord(sweep / name, tuple(overrides), content["status"], content["message"])

@@ -21,15 +21,15 @@ from fedsim.core.settings import flatten_settings
 from fedsim.data.datasets import Dataset
 from fedsim.data.datasets.dataset_kinds import DATASET_KIND
 from fedsim.evaluation.columns import is_higher_better
-from fedsim.evaluation.registry import NEWCOMER_PREFIX, MetricDescription, describe
+from fedsim.evaluation.registry import NEWCOMER_PREFIX, MetricDescription, describe_metric
 from fedsim.run.run_files import CONFIG_FILE, ENVIRONMENT_FILE, SUMMARY_FILE
 from fedsim.run.tracking import clients
-from fedsim.run.tracking.clients import Clients
+from fedsim.run.tracking.clients import ClientSummary
 from fedsim.run.tracking.metrics_csv import METRICS_FILENAME, read_column_descriptions
-from fedsim.run.tracking.result import MetricsRow, mean_std, replicate_of, result_columns
+from fedsim.run.tracking.result import MetricsRow, find_replicate, mean_std, result_columns
 from fedsim.studies.results.prediction import Predictor
-from fedsim.studies.results.reading import read_clients, read_config, read_environment, read_rows, read_summary
-from fedsim.studies.results.stored_models import StoredModels
+from fedsim.studies.results.reading import read_clients, read_config, read_environment_json, read_rows, read_summary
+from fedsim.studies.results.stored_models import StoredModelReader
 
 FRAME_LIBRARIES = ("pandas", "polars")
 
@@ -58,7 +58,7 @@ class Run:
     folder: Path
     rows: list[MetricsRow]
     settings: dict[str, Any]
-    clients: Clients | None = None
+    clients: ClientSummary | None = None
     label: str = ""
     newcomers: list[MetricsRow] = field(default_factory=list)
     column_descriptions: dict[str, str] = field(default_factory=dict)
@@ -88,11 +88,11 @@ class Run:
     @functools.cached_property
     def environment(self) -> dict[str, Any]:
         """The content of environment.json: command, versions, device."""
-        return read_environment(self.folder / ENVIRONMENT_FILE)
+        return read_environment_json(self.folder / ENVIRONMENT_FILE)
 
     @functools.cached_property
-    def _stored_models(self) -> StoredModels:
-        return StoredModels(self.folder)
+    def _stored_models(self) -> StoredModelReader:
+        return StoredModelReader(self.folder)
 
     def arrays(self) -> dict[str, np.ndarray]:
         """Return metrics.csv as column → [E·R], with the replicates of a round next to each other."""
@@ -123,8 +123,10 @@ class Run:
             ConfigError: there is no such model.
         """
         checks.check_choice("which", which, ("last", "best"))
-        number = self._replicate(seed, replicate)
-        return self._stored_models.best_model(number) if which == "best" else self._stored_models.last_model(number)
+        number = self._replicate_index(seed, replicate)
+        return (
+            self._stored_models.best_model(number) if which == "best" else self._stored_models.last_server_model(number)
+        )
 
     def client_model(self, client: int, seed: int | None = None, replicate: int | None = None) -> dict[str, Tensor]:
         """Return the model that a client stores.
@@ -135,7 +137,7 @@ class Run:
         Raises:
             ConfigError: clients store no model, or there is no such client.
         """
-        return self._stored_models.client_model(self._replicate(seed, replicate), client)
+        return self._stored_models.client_model(self._replicate_index(seed, replicate), client)
 
     def dataset(self) -> Dataset:
         """Load the run's data set again, as configured in config.yaml.
@@ -211,7 +213,7 @@ class Run:
         """
         state = self.model(seed, which, replicate)
         with self._trusted_context():
-            return self._predictor.completions(state, rows)
+            return self._predictor.text_completions(state, rows)
 
     def test(self, seed: int | None = None, which: str = "last", replicate: int | None = None) -> dict[str, float]:
         """Recompute test_loss, and test_accuracy if there are labels, of a model of the run on its test set.
@@ -237,16 +239,16 @@ class Run:
             )
         return Predictor(self.config["model"], dataset)
 
-    def _replicate(self, seed: int | None, replicate: int | None) -> int:
-        return replicate_of(self.seeds, seed, replicate, str(self.folder))
+    def _replicate_index(self, seed: int | None, replicate: int | None) -> int:
+        return find_replicate(self.seeds, seed, replicate, str(self.folder))
 
     def higher_is_better(self, metric: str) -> bool:
         """Return whether larger values of the metric are better."""
         return is_higher_better(metric, self.column_descriptions)
 
-    def describe(self, metric: str) -> MetricDescription:
+    def describe_metric(self, metric: str) -> MetricDescription:
         """Return the label, unit and description of a metric, and which direction is better."""
-        return describe(metric, self.column_descriptions)
+        return describe_metric(metric, self.column_descriptions)
 
     def curve(self, metric: str) -> tuple[np.ndarray, np.ndarray]:
         """Return the rounds [E] and values [E, R] of one metric.
@@ -255,9 +257,9 @@ class Run:
         'newcomers a' is the metric a of clients that join after training, by their epochs.
         """
         if metric.startswith(NEWCOMER_PREFIX):
-            name = _first_alternative(metric.removeprefix(NEWCOMER_PREFIX), self.newcomers[-1])
+            name = _first_available_metric(metric.removeprefix(NEWCOMER_PREFIX), self.newcomers[-1])
             return np.array([e["epoch"] for e in self.newcomers]), np.array([e[name] for e in self.newcomers])
-        metric = _first_alternative(metric, self.rows[0])
+        metric = _first_available_metric(metric, self.rows[0])
         rounds = sorted({row["round"] for row in self.rows})
         values = [[row[metric] for row in self.rows if row["round"] == t] for t in rounds]
         return np.array(rounds), np.array(values)
@@ -280,8 +282,8 @@ class Run:
         """Return whether the run measured the metric, or with 'newcomers a' whether its newcomers did."""
         if metric.startswith(NEWCOMER_PREFIX):
             name = metric.removeprefix(NEWCOMER_PREFIX)
-            return bool(self.newcomers) and _first_alternative(name, self.newcomers[-1]) in self.newcomers[-1]
-        return _first_alternative(metric, self.rows[0]) in self.rows[0]
+            return bool(self.newcomers) and _first_available_metric(name, self.newcomers[-1]) in self.newcomers[-1]
+        return _first_available_metric(metric, self.rows[0]) in self.rows[0]
 
     def final_values(self, metric: str, last: int = 1) -> np.ndarray:
         """Return the metric's mean over the last `last` evaluations [R]; NaN for a run that did not measure it."""
@@ -304,7 +306,7 @@ def run_that_measures(runs: Sequence[Run], metric: str) -> Run:
     return next(run for run in runs if run.has_metric(metric))
 
 
-def _first_alternative(metric: str, row: MetricsRow) -> str:
+def _first_available_metric(metric: str, row: MetricsRow) -> str:
     """Return the first name of 'a or b' that is in the row; the last if none is."""
     names = metric.split(" or ")
     return next((name for name in names if name in row), names[-1])

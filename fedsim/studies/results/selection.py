@@ -27,8 +27,8 @@ def find_best_run(runs: Iterable[Run], metric: str, last: int = 1) -> Run:
     A run whose metric is NaN ranks last.
     """
 
-    def rank(run: Run) -> float:
+    def ranking_score(run: Run) -> float:
         mean = float(run.final_values(metric, last).mean())
         return (mean if run.higher_is_better(metric) else -mean) if mean == mean else -float("inf")
 
-    return max(runs, key=rank)
+    return max(runs, key=ranking_score)

@@ -15,7 +15,7 @@ from fedsim.core import checksums
 from fedsim.core.columns import AVERAGED_COLUMNS_ENTRY, OWN_COLUMNS_ENTRY
 from fedsim.core.errors import CheckpointError, ConfigError
 from fedsim.core.files import check_regular_path
-from fedsim.models.naming import Naming
+from fedsim.models.naming import StateDictLayout
 from fedsim.run.run_files import BEST_MODELS_FILE, CHECKPOINT_FILE, CONSTANTS_FILE, MODEL_HEADER_KEY
 from fedsim.studies.results.reading import translate_read_errors
 
@@ -73,7 +73,7 @@ class _SafetensorsFile:
         return tensor
 
 
-class StoredModels:
+class StoredModelReader:
     """A reader of stored models, which holds only the rows of the requested replicate or client in memory.
 
     A tensor is compared with its checksum once, as long as the file does not change.
@@ -86,7 +86,7 @@ class StoredModels:
         self.folder = folder
         self._checked_files: set[tuple[Any, ...]] = set()
 
-    def last_model(self, replicate: int) -> dict[str, Tensor]:
+    def last_server_model(self, replicate: int) -> dict[str, Tensor]:
         """Return the server's model in the run's checkpoint; columns that stay on clients are averaged over them."""
         with translate_read_errors(self.folder / CHECKPOINT_FILE), self._open_file(CHECKPOINT_FILE) as file:
             naming, header, rows = self._read_header(file)
@@ -152,11 +152,11 @@ class StoredModels:
             file.rows(averaged_name)[replicate] if averaged_name in stored_names else no_columns,
         )
 
-    def _read_header(self, file: _SafetensorsFile) -> tuple[Naming, dict[str, Any], int]:
+    def _read_header(self, file: _SafetensorsFile) -> tuple[StateDictLayout, dict[str, Any], int]:
         """Return the parameter names, the header of the models, and the number of clients of each replicate."""
         try:
             header = json.loads(file.header[MODEL_HEADER_KEY])
-            return Naming.from_json(header["naming"], self._constant_tensors), header, int(header["clients"])
+            return StateDictLayout.from_json(header["naming"], self._constant_tensors), header, int(header["clients"])
         except (KeyError, TypeError, ValueError) as error:
             raise CheckpointError(
                 f"the checkpoint in {self.folder} does not contain the names of its model's parts: it "

@@ -10,15 +10,15 @@ from fedsim.core.errors import ConfigError
 from fedsim.studies.results.bold import MIN_RELIABLE_REPLICATES, best_line_indices
 from fedsim.studies.results.differences import (
     is_value_displayed_as,
-    natural_sort_key,
-    recorded_value,
-    setting_text,
+    numbers_first_sort_key,
+    recorded_setting,
+    setting_value_text,
     swept_keys,
 )
 from fedsim.studies.results.display_names import UserDisplayNames, class_display_name, key_display_name
 from fedsim.studies.results.paired import paired_difference
-from fedsim.studies.results.run_measures import TableCell, TableDifference, TableMeasure
-from fedsim.studies.results.run_state import unfinished_text
+from fedsim.studies.results.run_measures import ReferenceDifference, TableCell, TableMeasure
+from fedsim.studies.results.run_state import unfinished_run_text
 from fedsim.studies.results.runs import Run
 from fedsim.studies.results.selection import find_best_run, selection_metric
 
@@ -43,7 +43,7 @@ class ResultTable:
 
     keys: list[str]
     measures: list[TableMeasure]
-    table_rows: list[tuple[list[str], list[TableCell | TableDifference | None]]] = field(default_factory=list)
+    table_rows: list[tuple[list[str], list[TableCell | ReferenceDifference | None]]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     paper_keys: list[str] = field(default_factory=list)
     paper_rows: list[list[str]] = field(default_factory=list)
@@ -164,20 +164,20 @@ def select_best_runs(
     group_sizes = set(map(len, groups.values()))
     count_text = f"{'at most ' if len(group_sizes) > 1 else ''}{max(group_sizes)}"
     selection_note = f"{', '.join(selection_keys)}: {warning or f'the best of {count_text} values by {metric}'}"
-    edges = [_edge_text(key, selected_runs, list(groups.values())) for key in selection_keys]
+    edges = [_grid_edge_warning(key, selected_runs, list(groups.values())) for key in selection_keys]
     return RunSelection(
         selected_runs, remaining_keys, list(selection_keys), ["; ".join(filter(None, [selection_note, *edges]))]
     )
 
 
-def _edge_text(key: str, selected_runs: Sequence[Run], groups: Sequence[Sequence[Run]]) -> str:
+def _grid_edge_warning(key: str, selected_runs: Sequence[Run], groups: Sequence[Sequence[Run]]) -> str:
     """'0.5 is the largest lr tried' where the best value is at the end of those tried, and what to do; else ''."""
     sentences: dict[str, int] = {}
     for chosen_run, group in zip(selected_runs, groups, strict=True):
-        numbers = [recorded_value(run, key) for run in group]
+        numbers = [recorded_setting(run, key) for run in group]
         if len(set(map(str, numbers))) < 2 or not all(type(number) in (int, float) for number in numbers):
             continue
-        value = recorded_value(chosen_run, key)
+        value = recorded_setting(chosen_run, key)
         for end, edge_name in ((max(numbers), "largest"), (min(numbers), "smallest")):
             if value == end:
                 sentence = f"{value} is the {edge_name} {key} tried"
@@ -222,10 +222,10 @@ def make_table(
         option_text = " ".join(f"{key}={text}" for key, text in reference_settings.items())
         raise ConfigError(f"--against {option_text}: no setting differs between the runs{best_text}")
     naming = _DisplayNames(runs, renaming or UserDisplayNames())
-    runs_by_row = _runs_by_place(runs, keys, rows, columns)
+    runs_by_row = _runs_by_row_and_column(runs, keys, rows, columns)
     column_places = sorted(
         dict.fromkeys(_column_values_of_run(run, columns) for run in runs),
-        key=lambda at: [natural_sort_key(text) for text in at],
+        key=lambda at: [numbers_first_sort_key(text) for text in at],
     )
     result = ResultTable(
         [naming.user_display_names(key, key_display_name(key)) for key in rows] or ["run"],
@@ -241,10 +241,10 @@ def make_table(
     measures = [naming.with_display_names(measure) for measure in measures]
     pairs = {id(run): find_partner(run, runs, keys, reference_settings) for run in runs} if reference_settings else {}
     for column_values in column_places:
-        result.measures += _measures_at(column_values, columns, measures, naming, bool(reference_settings))
-    states = {id(run): state for run in runs if (state := unfinished_text(run))}
-    for row_key in sorted(runs_by_row, key=lambda values: [natural_sort_key(text) for text in values]):
-        cells: list[TableCell | TableDifference | None] = []
+        result.measures += _column_group_measures(column_values, columns, measures, naming, bool(reference_settings))
+    states = {id(run): state for run in runs if (state := unfinished_run_text(run))}
+    for row_key in sorted(runs_by_row, key=lambda values: [numbers_first_sort_key(text) for text in values]):
+        cells: list[TableCell | ReferenceDifference | None] = []
         for column_values in column_places:
             cell = runs_by_row[row_key].get(column_values)
             cells += [
@@ -285,7 +285,7 @@ def _keys_of_rows(
     return [*blocks, *(key for key in rows if key not in blocks)]
 
 
-def _runs_by_place(
+def _runs_by_row_and_column(
     runs: Sequence[Run], keys: Sequence[str], rows: Sequence[str], columns: Sequence[str]
 ) -> dict[tuple[str, ...], dict[tuple[str, ...], Run]]:
     """Return values of the rows' keys → values of the columns' keys → the run that has them."""
@@ -307,7 +307,7 @@ def _runs_by_place(
     return runs_by_row
 
 
-def _measures_at(
+def _column_group_measures(
     column_values: Sequence[str],
     columns: Sequence[str],
     measures: Sequence[TableMeasure],
@@ -370,11 +370,11 @@ def find_partner(run: Run, runs: list[Run], keys: list[str], reference_settings:
 
 def _difference_cell(
     measure: TableMeasure, run: Run | None, pairs: dict[int, Run | None], confidence: float
-) -> TableDifference | None:
+) -> ReferenceDifference | None:
     partner_run = None if run is None else pairs[id(run)]
     if run is None or partner_run is None:
         return None
-    return TableDifference(
+    return ReferenceDifference(
         paired_difference(
             measure.values_function(run), measure.values_function(partner_run), run.seeds, partner_run.seeds, confidence
         ),
@@ -390,7 +390,7 @@ def _table_notes(table_or_result: ResultTable, confidence: float, reference_sett
         f"{cell.paired_differences.summary_sentence(cell.higher_is_better, measure.is_percent)}"
         for row_keys, cells in table_or_result.table_rows
         for measure, cell in zip(table_or_result.measures, cells, strict=True)
-        if isinstance(cell, TableDifference)
+        if isinstance(cell, ReferenceDifference)
     ]
     method_note = (
         f"differences are paired by seed; [low, high] is Student's {100 * confidence:g} % interval, "
@@ -426,7 +426,7 @@ class _DisplayNames:
         """A line that no key names: its run, or the strategy that its several runs share, or nothing."""
         if len(runs) == 1:
             return self.user_display_names(runs[0].label or runs[0].folder.name)
-        strategies = {recorded_value(run, "strategy") for run in runs}
+        strategies = {recorded_setting(run, "strategy") for run in runs}
         is_single_strategy = len(strategies) == 1 and None not in strategies
         return self.plain_name("strategy", _setting_text(runs[0], "strategy")) if is_single_strategy else ""
 
@@ -434,7 +434,9 @@ class _DisplayNames:
         """Return the label of a group of columns: 'learning rate 0.1', or only the name of a class."""
         values = [(key, text, self.latex_name(key, text)) for key, text in zip(columns, column_values, strict=True)]
         return ", ".join(
-            label if natural_sort_key(text)[0] else f"{self.user_display_names(key_display_name(key), key)} {label}"
+            label
+            if numbers_first_sort_key(text)[0]
+            else f"{self.user_display_names(key_display_name(key), key)} {label}"
             for key, text, label in values
         )
 
@@ -451,12 +453,17 @@ def _column_values_of_run(run: Run, keys: Sequence[str]) -> tuple[str, ...]:
 
 
 def _setting_text(run: Run, key: str) -> str:
-    setting = recorded_value(run, key)
-    return setting_text({key: setting}, key) if setting is not None or key in run.settings else setting_text({}, key)
+    setting = recorded_setting(run, key)
+    return (
+        setting_value_text({key: setting}, key)
+        if setting is not None or key in run.settings
+        else setting_value_text({}, key)
+    )
 
 
 def _block_label(columns: Sequence[str], column_values: Sequence[str]) -> str:
     """Return the label of a group of columns: 'lr=0.1', or only the name of a class."""
     return ", ".join(
-        text if natural_sort_key(text)[0] else f"{key}={text}" for key, text in zip(columns, column_values, strict=True)
+        text if numbers_first_sort_key(text)[0] else f"{key}={text}"
+        for key, text in zip(columns, column_values, strict=True)
     )

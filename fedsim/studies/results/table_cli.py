@@ -111,7 +111,7 @@ def main(arguments: list[str]) -> None:
     form = options.form or FORM_BY_FILE_ENDING.get(options.to.suffix if options.to else "", "text")
     _check_latex_options(form, options.caption, options.label)
     runs = load_runs(options.runs)
-    names = _resolve_metrics(runs, options.metric)
+    names = _table_metric_names(runs, options.metric)
     if options.by is not None:
         checks.check_choice("--by", options.by, _common_metrics(runs))
     choice = select_best_runs(runs, _split_names(options.best), names[0], options.by, last)
@@ -155,7 +155,7 @@ def _check_latex_options(form: str, caption: str | None, label: str | None) -> N
         raise ConfigError(f"--label {label!r} must be letters, digits and :.+/-_ such as tab:accuracy")
 
 
-def _resolve_metrics(runs: list[Run], requested: list[str] | None) -> list[str]:
+def _table_metric_names(runs: list[Run], requested: list[str] | None) -> list[str]:
     """Return the metrics of the table: the requested ones, else the most informative one and a validation metric."""
     common_metrics = _common_metrics(runs)
     for name in requested or []:

@@ -95,7 +95,7 @@ def choose_trial(
     if rule.prefer == "best":
         chosen_trial = best
     else:
-        chosen_trial = (min if rule.prefer == "smallest" else max)(candidates, key=_numbers)
+        chosen_trial = (min if rule.prefer == "smallest" else max)(candidates, key=_numeric_values)
     return TrialChoice(chosen_trial, best, indistinguishable_trials, finite[chosen_trial], losses[chosen_trial])
 
 
@@ -108,5 +108,5 @@ def _sort_key(trial: Trial) -> list[Any]:
     return [value for _, value in trial if not is_number(value)]
 
 
-def _numbers(trial: Trial) -> list[float]:
+def _numeric_values(trial: Trial) -> list[float]:
     return [float(value) for _, value in trial if is_number(value)]

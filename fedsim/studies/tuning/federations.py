@@ -15,17 +15,17 @@ from typing import Any
 import numpy as np
 from omegaconf import DictConfig, OmegaConf
 
-from fedsim.app.cli import run_steps
+from fedsim.app.cli import run_as_generator
 from fedsim.app.composition import hydra_context
-from fedsim.app.config import run_identity
-from fedsim.app.folding import per_seed_keys
+from fedsim.app.config import identifying_settings
+from fedsim.app.folding import per_seed_setting_keys
 from fedsim.core.errors import ConfigError, DivergenceError
-from fedsim.run.branching import write_branch
+from fedsim.run.branching import write_replicate_subset
 from fedsim.run.checkpoint import NAME as CHECKPOINT
 from fedsim.run.checkpoint import completed_rounds
 from fedsim.run.determinism import deterministic_algorithms
 from fedsim.run.simulation import Simulation
-from fedsim.run.together import Lockstep
+from fedsim.run.together import LockstepRunner
 from fedsim.run.tracking import Result, Tracking
 from fedsim.run.tracking.metrics_csv import METRICS_FILENAME
 from fedsim.run.tracking.observer import EvaluationEvent, Observer
@@ -54,7 +54,7 @@ class RungObserver(Observer):
     def evaluated(self, event: EvaluationEvent) -> str | None:
         return "rung" if self.stop_after is not None and event.round >= self.stop_after else None
 
-    def replicates_to_drop(self) -> Mapping[int, str]:
+    def drop_reason_by_replicate(self) -> Mapping[int, str]:
         return dict.fromkeys(self.dropped_replicates, DROP_REASON)
 
 
@@ -83,7 +83,7 @@ class TrialFederation:
     def identity(self) -> dict[str, Any]:
         """What a checkpoint of it says that it is."""
         strategy = str(self.config.strategy._target_).rpartition(".")[2]
-        return {"seeds": list(self.config.seeds), "strategy": strategy} | run_identity(self.config)
+        return {"seeds": list(self.config.seeds), "strategy": strategy} | identifying_settings(self.config)
 
     @property
     def completed_rounds(self) -> int:
@@ -100,7 +100,7 @@ class TrialFederation:
         positions = [self.trials.index(trial) for trial in trials if trial in self.trials]
         return [replicate for position in positions for replicate in range(position * count, (position + 1) * count)]
 
-    def run_steps(
+    def run_as_generator(
         self, stop_after: int | None, dropped_replicates: Sequence[int], shared: dict[str, Any]
     ) -> TaskGenerator[Result]:
         """Its rounds up to a rung, the local work handed out."""
@@ -111,9 +111,11 @@ class TrialFederation:
             run: Simulation, folder: Path, resume: bool, tracking: Tracking, *arguments: Any
         ) -> TaskGenerator[Result]:
             watching = [*tracking.observers, RungObserver(stop_after, dropped_replicates)]
-            return run.run_steps(folder, resume, dataclasses.replace(tracking, observers=watching), *arguments)
+            return run.run_as_generator(folder, resume, dataclasses.replace(tracking, observers=watching), *arguments)
 
-        return run_steps(config, self.folder, self.choices, shared=shared, trusted=self.trusted, run_rounds=run_rounds)
+        return run_as_generator(
+            config, self.folder, self.choices, shared=shared, trusted=self.trusted, run_rounds=run_rounds
+        )
 
     def history(self) -> dict[int, list[MetricsRow]]:
         """Completed rounds → one row per replicate, as in metrics.csv."""
@@ -167,7 +169,7 @@ def group_into_federations(
         for group, config, choices in _group_trials(trials, overrides):
             for first_trial in range(0, len(group), at_most or len(group)):
                 batch = group[first_trial : first_trial + (at_most or len(group))]
-                federations.append(_federation(batch, config, choices, list(seeds), folder, trusted))
+                federations.append(_make_trial_federation(batch, config, choices, list(seeds), folder, trusted))
     return federations
 
 
@@ -181,7 +183,7 @@ def _group_trials(
         by_words.setdefault(tuple(entry for entry in trial if not is_number(entry[1])), []).append(trial)
     for same_words in by_words.values():
         config, choices = compose_config(_overrides(same_words[0], overrides))
-        row_keys, groups = _row_keys(config), dict[tuple[Any, ...], list[Trial]]()
+        row_keys, groups = _per_row_setting_keys(config), dict[tuple[Any, ...], list[Trial]]()
         for trial in same_words:
             common_entries = tuple(entry for entry in trial if not (is_number(entry[1]) and entry[0] in row_keys))
             groups.setdefault(common_entries, []).append(trial)
@@ -191,9 +193,9 @@ def _group_trials(
             yield group, config, choices
 
 
-def _row_keys(config: DictConfig) -> set[str]:
+def _per_row_setting_keys(config: DictConfig) -> set[str]:
     """Keys of numbers that rows can hold."""
-    keys = per_seed_keys(config)
+    keys = per_seed_setting_keys(config)
     for key in keys.values():
         if OmegaConf.is_list(OmegaConf.select(config, key)):
             raise ConfigError(f"{key}={OmegaConf.select(config, key)} is a list; for a knob write {key}=A,B,C")
@@ -204,7 +206,7 @@ def _overrides(trial: Trial, overrides: Sequence[str]) -> tuple[str, ...]:
     return (*overrides, *(format_override(key, value) for key, value in trial), "out=unused")
 
 
-def _federation(
+def _make_trial_federation(
     trials: list[Trial],
     config: DictConfig,
     choices: dict[str, str],
@@ -250,7 +252,7 @@ def run_to_rung(
     shared: dict[str, Any] = {}
     runs = [
         functools.partial(
-            federation.run_steps,
+            federation.run_as_generator,
             None if is_last_rung else completed_rounds,
             federation.replicates_of(dropped_trials),
             shared,
@@ -258,7 +260,7 @@ def run_to_rung(
         for federation in active_federations
     ]
     with deterministic_algorithms(any(federation.config.deterministic is True for federation in active_federations)):
-        for number, outcome in Lockstep[Result]()(runs):
+        for number, outcome in LockstepRunner[Result]()(runs):
             if isinstance(outcome, DivergenceError):
                 active_federations[number].failure_message = str(outcome)
             elif isinstance(outcome, BaseException):
@@ -276,7 +278,7 @@ def read_values_by_trial(
     }
 
 
-def drop_inactive_trials(
+def federation_of_active_trials(
     federation: TrialFederation, active: Sequence[Trial], completed_rounds: int
 ) -> TrialFederation:
     """A federation of the trials that continue after a rung; the same one if all do, or if it cannot be divided: then
@@ -285,10 +287,12 @@ def drop_inactive_trials(
     if len(trials) == len(federation.trials) or federation.failure_message is not None:
         return federation
     folder, trusted = federation.folder.parent, federation.trusted
-    smaller_federation = _federation(trials, federation.config, federation.choices, federation.seeds, folder, trusted)
+    smaller_federation = _make_trial_federation(
+        trials, federation.config, federation.choices, federation.seeds, folder, trusted
+    )
     if smaller_federation.completed_rounds < completed_rounds:
         replicates, total = federation.replicates_of(trials), len(federation.config.seeds)
-        if not write_branch(
+        if not write_replicate_subset(
             federation.folder, smaller_federation.folder, replicates, total, smaller_federation.identity
         ):
             return federation

@@ -65,7 +65,7 @@ OPTION_NAMES = {field.name: f"hydra.sweeper.{field.name}" for field in fields(Sw
 PARAMETER_NAMES = OPTION_NAMES | {"extensions": OPTION_NAMES["extend"], "federation_size": OPTION_NAMES["together"]}
 
 
-def run_sweep(
+def run_tuning_sweep(
     loader: ConfigLoader,
     config: DictConfig,
     arguments: Sequence[str],
@@ -89,10 +89,10 @@ def run_sweep(
         check_launcher(config.hydra.runtime.choices["hydra/launcher"])
         for name in options:
             checks.check_choice("hydra.sweeper", name, OPTION_NAMES)
-        overrides = [*_search_path(loader, config), *sweep_overrides(arguments, params)]
+        overrides = [*_search_path_overrides(loader, config), *sweep_overrides(arguments, params)]
         outcome = tune_with_options(overrides, SweepOptions(**options), folder)
         OmegaConf.save(config, folder / "multirun.yaml")
-        print_and_write(outcome, folder, [write_results(outcome, folder)])
+        print_and_write(outcome, folder, [write_optimization_results(outcome, folder)])
         return outcome
     except ConfigError as error:
         sys.exit(f"fedsim: {error.with_renamed_keys(PARAMETER_NAMES)}")
@@ -143,7 +143,7 @@ def sweep_overrides(arguments: Sequence[str], params: Mapping[str, Any]) -> list
     return list(texts.values())
 
 
-def write_results(outcome: TuningOutcome, folder: Path) -> Path:
+def write_optimization_results(outcome: TuningOutcome, folder: Path) -> Path:
     """Write the chosen settings and their mean as Hydra's sweepers that optimise do."""
     results = {"name": SWEEPER_NAME, "best_params": dict(outcome.choice.trial), "best_value": outcome.choice.mean}
     path = folder / OPTUNA_RESULTS_FILE
@@ -152,7 +152,7 @@ def write_results(outcome: TuningOutcome, folder: Path) -> Path:
     return path
 
 
-def _search_path(loader: ConfigLoader, config: DictConfig) -> list[str]:
+def _search_path_overrides(loader: ConfigLoader, config: DictConfig) -> list[str]:
     """The override by which trials find the configurations that the command finds."""
     folders = [entry.path for entry in loader.get_search_path().get_path() if entry.provider == COMMAND_LINE]
     folders += list(config.hydra.searchpath or [])

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from fedsim.evaluation.columns import is_fraction
-from fedsim.evaluation.registry import describe
+from fedsim.evaluation.registry import describe_metric
 from fedsim.studies.plots.trials import TrialCurve
 from fedsim.studies.results.paired import PairedDifference
 from fedsim.studies.tuning.space import Trial, is_number, trial_overrides
@@ -97,7 +97,7 @@ def outcome_sentence(outcome: TuningOutcome) -> str:
     """The choice, and why, in one sentence."""
     tuning, choice, scale = outcome.tuning, outcome.choice, _display_factor(outcome)
     unit = " %" if scale > 1 else ""
-    label = describe(tuning.metric).label
+    label = describe_metric(tuning.metric).label
     num_others = sum(trial not in (choice.trial, choice.best_trial) for trial in choice.indistinguishable_trials)
     chosen_overrides, best_trial = trial_overrides(choice.trial), trial_overrides(choice.best_trial)
     text = (

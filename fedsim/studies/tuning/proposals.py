@@ -34,7 +34,7 @@ class TrialProposals:
         self.optuna_study: Any = None
         self._optuna_trials: dict[Trial, Any] = {}
         self._reported_trials: set[Trial] = set()
-        if not self.has_intervals:
+        if not self.has_interval_knobs:
             if count is not None:
                 raise ConfigError(
                     key="trials", value=count, needs="needs an interval; of lists of values all combinations are tried"
@@ -54,14 +54,14 @@ class TrialProposals:
         )
 
     @property
-    def has_intervals(self) -> bool:
+    def has_interval_knobs(self) -> bool:
         """Whether trials are proposed, not enumerated."""
         return any(isinstance(knob, IntervalKnob) for knob in self.knobs)
 
     @property
     def generation_sizes(self) -> list[int]:
         """Trials in each generation."""
-        if not self.has_intervals:
+        if not self.has_interval_knobs:
             return [math.prod(len(knob.values) for knob in self.knobs if isinstance(knob, GridKnob))]
         assert self.num_trials is not None
         first_size = -(-self.num_trials // NUM_GENERATIONS) if self.optuna_study is not None else self.num_trials
@@ -69,7 +69,7 @@ class TrialProposals:
 
     def propose_generation(self, size: int) -> list[Trial]:
         """The next trials, none of them twice."""
-        if not self.has_intervals:
+        if not self.has_interval_knobs:
             return grid_trials([knob for knob in self.knobs if isinstance(knob, GridKnob)])
         trials: list[Trial] = []
         for _ in range(size * MAX_PROPOSAL_ATTEMPTS):
@@ -80,7 +80,7 @@ class TrialProposals:
                 break
         return trials
 
-    def report_values(self, values: Mapping[Trial, Sequence[tuple[int, float]]], rounds: int) -> None:
+    def report_to_study(self, values: Mapping[Trial, Sequence[tuple[int, float]]], rounds: int) -> None:
         """Report what was measured.
 
         Args:
@@ -125,12 +125,12 @@ class TrialProposals:
     def _propose_randomly(self) -> Trial | None:
         number = len(self._optuna_trials)
         generator = np.random.default_rng([PROPOSAL_SEED, number])
-        trial = tuple((knob.key, _drawn_value(knob, generator)) for knob in self.knobs)
+        trial = tuple((knob.key, _draw_knob_value(knob, generator)) for knob in self.knobs)
         self._optuna_trials[trial] = number
         return trial
 
 
-def _drawn_value(knob: Knob, generator: np.random.Generator) -> Any:
+def _draw_knob_value(knob: Knob, generator: np.random.Generator) -> Any:
     if isinstance(knob, GridKnob):
         return knob.values[int(generator.integers(len(knob.values)))]
     if knob.is_logarithmic:

@@ -48,13 +48,13 @@ class SuccessiveHalving:
         needed_reductions = math.ceil(math.log(trials / self.finalists) / math.log(self.eta) - 1e-9)
         return min(needed_reductions, self.rungs - 1)
 
-    def first_rung(self, rounds: int, trials: int) -> int:
+    def first_rung_rounds(self, rounds: int, trials: int) -> int:
         """Completed rounds at the first rung, where evaluations may be after each round."""
         return int(max(1, round(rounds / self.eta ** self.num_reductions(trials))))
 
     def rung_rounds(self, rounds: int, eval_every: int, trials: int) -> list[int]:
         """Completed rounds at each rung: multiples of `eval_every`, and all rounds."""
-        first_rung = eval_every * max(1, round(self.first_rung(rounds, trials) / eval_every))
+        first_rung = eval_every * max(1, round(self.first_rung_rounds(rounds, trials) / eval_every))
         rungs = [first_rung * self.eta**number for number in range(self.num_reductions(trials))]
         return [*(completed_rounds for completed_rounds in rungs if completed_rounds < rounds), rounds]
 

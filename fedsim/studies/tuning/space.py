@@ -11,8 +11,8 @@ from typing import Any, TypeAlias
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import IntervalSweep, Override, Transformer
 
-from fedsim.app.explain import explain
-from fedsim.app.log_scale import LOG, log_in_overrides, two_digits
+from fedsim.app.explain import explain_hydra_error
+from fedsim.app.log_scale import LOG, accept_log_intervals, rounded_to_two_digits
 from fedsim.core.errors import ConfigError
 
 Trial: TypeAlias = tuple[tuple[str, Any], ...]  # key and value of each knob, in their order
@@ -50,7 +50,7 @@ class GridKnob:
         ratio = self.geometric_ratio
         if ratio is None or value not in (min(self.values), max(self.values)):
             return None
-        next_value = two_digits(value * ratio if value == max(self.values) else value / ratio)
+        next_value = rounded_to_two_digits(value * ratio if value == max(self.values) else value / ratio)
         if all(isinstance(number, int) for number in self.values):
             whole_number = round(next_value)
             return (
@@ -92,16 +92,16 @@ def parse_knobs(override_texts: Sequence[str]) -> tuple[tuple[str, ...], list[Kn
         ConfigError: a word cannot be parsed, or there is no knob.
     """
     try:
-        with log_in_overrides():
+        with accept_log_intervals():
             parsed = OverridesParser.create().parse_overrides(list(override_texts))
     except Exception as error:
-        raise ConfigError(explain(error)) from error
+        raise ConfigError(explain_hydra_error(error)) from error
     fixed_overrides = tuple(
         override_text
         for override_text, override in zip(override_texts, parsed, strict=True)
         if not override.is_sweep_override()
     )
-    knobs = [_knob(override) for override in parsed if override.is_sweep_override()]
+    knobs = [_parse_knob(override) for override in parsed if override.is_sweep_override()]
     if not knobs:
         raise ConfigError("nothing is tuned; give several values to a key, such as 'lr=log(0.001,1,8)' or lr=0.1,0.3,1")
     keys = [knob.key for knob in knobs]
@@ -115,7 +115,7 @@ def parse_knobs(override_texts: Sequence[str]) -> tuple[tuple[str, ...], list[Kn
     return fixed_overrides, knobs
 
 
-def _knob(override: Override) -> Knob:
+def _parse_knob(override: Override) -> Knob:
     key, sweep = override.get_key_element(), override.value()
     if isinstance(sweep, IntervalSweep):
         low, high = float(sweep.start or 0.0), float(sweep.end or 0.0)
@@ -144,7 +144,7 @@ def grid_trials(grids: Sequence[GridKnob]) -> list[Trial]:
     return [tuple(zip(keys, values, strict=True)) for values in itertools.product(*(grid.values for grid in grids))]
 
 
-def learning_rates_of(trials: Sequence[Trial]) -> list[float] | None:
+def learning_rate_products(trials: Sequence[Trial]) -> list[float] | None:
     """Of each trial the product of its learning rates, the positive numbers whose key is `lr` or ends with `_lr`.
 
     Returns:

@@ -33,7 +33,7 @@ from fedsim.studies.reproduce.runner import compose_config, trusted_packages
 from fedsim.studies.tuning.choice import SelectionRule, TrialChoice, choose_trial
 from fedsim.studies.tuning.federations import (
     TrialFederation,
-    drop_inactive_trials,
+    federation_of_active_trials,
     group_into_federations,
     plan_digest,
     read_values_by_trial,
@@ -48,7 +48,7 @@ from fedsim.studies.tuning.space import (
     Trial,
     format_override,
     grid_trials,
-    learning_rates_of,
+    learning_rate_products,
     parse_knobs,
 )
 
@@ -217,7 +217,7 @@ class _Tuner:
     ) -> None:
         self.cells = [tuple(cell) for cell in cells]
         self.halving, self.trusted = halving, trusted_packages(fixed_overrides)
-        rounds, columns = self._rounds_and_columns((*fixed_overrides, *self.cells[0]), knobs, seeds)
+        rounds, columns = self._num_rounds_and_columns((*fixed_overrides, *self.cells[0]), knobs, seeds)
         chosen_metric = _resolve_metric(metric, columns)
         higher_is_better = is_higher_better(chosen_metric, columns)
         self.proposals = TrialProposals(knobs, trials, higher_is_better)
@@ -227,14 +227,14 @@ class _Tuner:
             self.overrides = fixed_overrides
             eval_every = int(compose_single_config((*fixed_overrides, *_first_trial_overrides(knobs))).eval_every)
         else:
-            eval_every = halving.first_rung(rounds, count)
+            eval_every = halving.first_rung_rounds(rounds, count)
             self.overrides = (*fixed_overrides, f"eval_every={eval_every}")
         rungs = halving.rung_rounds(rounds, eval_every, count)
         self.tuning = TuningState(list(knobs), seeds, chosen_metric, higher_is_better, rungs)
         plan = [fedsim.__version__, self.overrides, knobs, seeds, chosen_metric, halving, trials, self.cells]
         self.folder = folder / "runs" / plan_digest({"plan": [str(entry) for entry in plan]})
 
-    def _rounds_and_columns(
+    def _num_rounds_and_columns(
         self, fixed_overrides: Sequence[str], knobs: list[Knob], seeds: list[int]
     ) -> tuple[int, dict[str, str]]:
         """Rounds, and columns of metrics.csv, of a run with the first values of all knobs; a mistake is refused now."""
@@ -257,7 +257,7 @@ class _Tuner:
                 ]
                 for trial in bracket
             }
-            self.proposals.report_values(means, tuning.rung_rounds[-1])
+            self.proposals.report_to_study(means, tuning.rung_rounds[-1])
         choice = choose_trial(tuning.finalists, tuning.higher_is_better, rule)
         for _ in range(extensions):
             extension = self._grid_extension(choice)
@@ -266,7 +266,7 @@ class _Tuner:
             position, value = extension
             grid = tuning.knobs[position]
             try:
-                self._run_bracket(_trials_with_value(tuning.knobs, position, value))
+                self._run_bracket(_trials_with_knob_value(tuning.knobs, position, value))
             except ConfigError as error:
                 tuning.refusal_messages.append(f"{format_override(grid.key, value)}: {error}")
                 break
@@ -279,7 +279,7 @@ class _Tuner:
 
     def _grid_extension(self, choice: TrialChoice) -> tuple[int, Any] | None:
         """The knob whose grid ends at the choice or at the best trial, and its next value."""
-        if self.proposals.has_intervals:
+        if self.proposals.has_interval_knobs:
             return None
         for trial in (choice.trial, choice.best_trial):
             for position, (knob, (_, value)) in enumerate(zip(self.tuning.knobs, trial, strict=True)):
@@ -317,7 +317,7 @@ class _Tuner:
             log.info("after round %d: %d of %d trials continue", completed_rounds, len(active), len(trials))
             by_cell = [
                 [
-                    drop_inactive_trials(federation, active, completed_rounds)
+                    federation_of_active_trials(federation, active, completed_rounds)
                     for federation in federations
                     if federation.has_trial_of(active)
                 ]
@@ -338,7 +338,7 @@ class _Tuner:
         scores = [self.tuning.score(values_by_trial[trial][rung]) for trial in compared]
         candidates = list(range(len(earlier_trials), len(scores)))
         progress = self.tuning.rung_rounds[rung] / self.tuning.rung_rounds[-1]
-        continuing = continuing_candidates(scores, candidates, self.halving, learning_rates_of(compared), progress)
+        continuing = continuing_candidates(scores, candidates, self.halving, learning_rate_products(compared), progress)
         return [compared[position] for position in continuing]
 
 
@@ -356,7 +356,7 @@ def _first_trial_overrides(knobs: Sequence[Knob]) -> list[str]:
     ]
 
 
-def _trials_with_value(knobs: Sequence[Knob], position: int, value: Any) -> list[Trial]:
+def _trials_with_knob_value(knobs: Sequence[Knob], position: int, value: Any) -> list[Trial]:
     """All combinations in which one knob has this value."""
     grids = [knob for knob in knobs if isinstance(knob, GridKnob)]
     grids[position] = GridKnob(grids[position].key, (value,))

@@ -13,7 +13,7 @@ from typing import Any
 
 from fedsim.app.commands import COMMAND_DESCRIPTIONS
 from fedsim.core.errors import ConfigError
-from fedsim.core.files import replacement_file, without_nan
+from fedsim.core.files import nan_to_none, replacement_file
 from fedsim.studies.plots.trials import trials_figure
 from fedsim.studies.tuning.choice import PREFERENCES, SelectionRule
 from fedsim.studies.tuning.outcome_report import (
@@ -122,7 +122,7 @@ def write(outcome: TuningOutcome, folder: Path) -> list[Path]:
     trials_figure(trial_curves, outcome.tuning.metric, knob, labels).savefig(picture)
     for path, text in (
         (rows, trials_csv(outcome)),
-        (tune_json, json.dumps(without_nan(outcome_json(outcome)), indent=2) + "\n"),
+        (tune_json, json.dumps(nan_to_none(outcome_json(outcome)), indent=2) + "\n"),
     ):
         with replacement_file(path) as file:
             file.write(text)

@@ -63,7 +63,7 @@ def _half_width(values: np.ma.MaskedArray, band: str) -> np.ma.MaskedArray:
     return deviation
 
 
-def last_value(run: Run, name: str) -> str:
+def final_value_text(run: Run, name: str) -> str:
     """Return mean ± standard deviation at the last evaluation as text; '' if the run has not measured the metric."""
     if not run.has_metric(name):
         return ""

@@ -15,8 +15,8 @@ from fedsim.studies.results.differences import label_runs
 from fedsim.studies.results.run_state import (
     RUNNING_STATUS,
     STOPPED_STATUS,
-    RunState,
-    SweepRecord,
+    RunStatus,
+    SweepRunRecord,
     num_planned_runs,
     run_state,
     sweep_records,
@@ -99,14 +99,14 @@ class WatchedFolder:
         return self._snapshot
 
     def _read(self) -> FolderSnapshot:
-        records: dict[Path, SweepRecord] = {}
+        records: dict[Path, SweepRunRecord] = {}
         for sweep in self._sweep_folders():
             records |= {record.folder: record for record in sweep_records(sweep).values()}
         folders = sorted({*self._run_folders(), *records})
         visible = folders[:MAX_RUNS]
         for removed_folder in self._read_runs.keys() - set(visible):
             del self._read_runs[removed_folder]
-        watched_run = [self._watched_run(folder, records.get(folder)) for folder in visible]
+        watched_run = [self._read_watched_run(folder, records.get(folder)) for folder in visible]
         runs = [entry.run for entry in watched_run if entry.run is not None]
         label_runs(runs)
         labels = {id(run): run.label for run in runs}
@@ -120,19 +120,19 @@ class WatchedFolder:
     def _run_folders(self) -> set[Path]:
         return {path.parent for name in (METRICS_FILENAME, ENVIRONMENT_FILE) for path in self.folder.rglob(name)}
 
-    def _watched_run(self, folder: Path, record: SweepRecord | None) -> WatchedRun:
+    def _read_watched_run(self, folder: Path, record: SweepRunRecord | None) -> WatchedRun:
         name = " ".join(record.overrides) if record is not None and not folder.is_dir() else folder.name
         run, problem = self._read_run(folder)
         if problem:
             return WatchedRun(folder, name, UNREADABLE_STATE, problem)
         state = run_state(folder, record)
         if not folder.is_dir() and record is not None and record.status == RUNNING_STATUS:
-            state = RunState(STOPPED_STATUS, "its folder is gone")
+            state = RunStatus(STOPPED_STATUS, "its folder is gone")
         return WatchedRun(folder, name, state.name, state.message, run, _last_change_time(folder))
 
     def _read_run(self, folder: Path) -> tuple[Run | None, str]:
         """Return the run, or why it cannot be read; it is read again if one of its files has changed."""
-        fingerprint = _fingerprint(folder)
+        fingerprint = _file_stats(folder)
         cached = self._read_runs.get(folder)
         if cached is not None and cached[0] == fingerprint:
             return cached[1], cached[2]
@@ -164,7 +164,7 @@ def single_line(text: str) -> str:
     return text if len(text) <= MAX_NAME_LENGTH else f"{text[: MAX_NAME_LENGTH - 1]}…"
 
 
-def _fingerprint(folder: Path) -> Fingerprint:
+def _file_stats(folder: Path) -> Fingerprint:
     """Return the modification time and size of each of the run's files; None for a missing one."""
     fingerprint: list[tuple[int, int] | None] = []
     for name in WATCHED_FILES:

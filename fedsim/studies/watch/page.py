@@ -22,7 +22,7 @@ from bokeh.plotting import figure
 from fedsim.app.job_progress import LEADING_METRICS
 from fedsim.evaluation.registry import DISTANCE_COLUMNS
 from fedsim.studies.results.runs import final_metric_columns, run_that_measures
-from fedsim.studies.watch.curves import BAND_KINDS, last_value, make_curve
+from fedsim.studies.watch.curves import BAND_KINDS, final_value_text, make_curve
 from fedsim.studies.watch.folder import FolderSnapshot, WatchedFolder, WatchedRun, single_line
 
 PAGE_TITLE = "fedsim watch"
@@ -69,10 +69,10 @@ class WatchPage:
         self.table_source = ColumnDataSource({name: [] for name in (*COLUMN_WIDTHS, "colour", "folder")}, name="table")
         self._plots = {scale: self._plot(scale) for scale in AXIS_SCALES}
         self._set_scale()
-        self.metric_select.on_change("value", self._on_metric)
-        self.band_select.on_change("value", self._on_band)
-        self.logarithmic_checkbox.on_change("active", self._on_scale)
-        self.table_source.selected.on_change("indices", self._on_selection)
+        self.metric_select.on_change("value", self._on_metric_change)
+        self.band_select.on_change("value", self._on_band_change)
+        self.logarithmic_checkbox.on_change("active", self._on_scale_change)
+        self.table_source.selected.on_change("indices", self._on_table_selection)
         document.title = PAGE_TITLE
         document.add_root(
             column(
@@ -134,17 +134,17 @@ class WatchPage:
         self._plots["linear"].visible = not self.logarithmic_checkbox.active
         self._plots["log"].visible = bool(self.logarithmic_checkbox.active)
 
-    def _on_metric(self, attr: str, old: str, new: str) -> None:
+    def _on_metric_change(self, attr: str, old: str, new: str) -> None:
         self.logarithmic_checkbox.active = new in DISTANCE_COLUMNS
         self.refresh()
 
-    def _on_band(self, attr: str, old: str, new: str) -> None:
+    def _on_band_change(self, attr: str, old: str, new: str) -> None:
         self.refresh()
 
-    def _on_scale(self, attr: str, old: bool, new: bool) -> None:
+    def _on_scale_change(self, attr: str, old: bool, new: bool) -> None:
         self._set_scale()
 
-    def _on_selection(self, attr: str, old: Sequence[int], new: Sequence[int]) -> None:
+    def _on_table_selection(self, attr: str, old: Sequence[int], new: Sequence[int]) -> None:
         folders = self.table_source.data["folder"]
         self._selected_folders = {folders[index] for index in new if index < len(folders)}
         self.refresh()
@@ -152,20 +152,24 @@ class WatchPage:
     def refresh(self) -> None:
         """Update the page to the current state of the folder; unchanged parts are not sent again."""
         snapshot = self._watched_folder.snapshot()
-        self._offer_metrics(snapshot)
+        self._update_metric_options(snapshot)
         self._show_table(snapshot)
-        self._draw(snapshot)
+        self._update_curves(snapshot)
         self.status_text.text = self._summary(snapshot)
 
-    def _offer_metrics(self, snapshot: FolderSnapshot) -> None:
+    def _update_metric_options(self, snapshot: FolderSnapshot) -> None:
         names = final_metric_columns(snapshot.measured_runs)
-        options = [(name, single_line(_heading(snapshot, name))) for name in names]
+        options = [(name, single_line(_metric_heading(snapshot, name))) for name in names]
         if self.metric_select.options != options:
             self.metric_select.options = options
         if names and (self.metric_select.value not in names or self.metric_select.value == self._leading_metric):
             self._leading_metric = next((name for name in LEADING_METRICS if name in names), names[0])
             self.metric_select.value = self._leading_metric
-        label = single_line(_heading(snapshot, self.metric_select.value)) if self.metric_select.value in names else ""
+        label = (
+            single_line(_metric_heading(snapshot, self.metric_select.value))
+            if self.metric_select.value in names
+            else ""
+        )
         for plot in self._plots.values():
             if plot.yaxis[0].axis_label.text != label:
                 plot.yaxis[0].axis_label = PlainText(text=label)
@@ -188,16 +192,16 @@ class WatchPage:
             "run": watched_run.label,
             "state": watched_run.state,
             "round": f"{last_round}/{rounds}" if rounds else f"{last_round}",
-            "value": last_value(run, self.metric_select.value) if run and self.metric_select.value else "",
+            "value": final_value_text(run, self.metric_select.value) if run and self.metric_select.value else "",
             "changed": time.strftime("%H:%M:%S", time.localtime(watched_run.last_change_time))
             if watched_run.last_change_time
             else "",
             "message": watched_run.message,
-            "colour": RUN_COLOURS[self._run_style(watched_run) % len(RUN_COLOURS)],
+            "colour": RUN_COLOURS[self._style_index(watched_run) % len(RUN_COLOURS)],
             "folder": str(watched_run.folder),
         }
 
-    def _draw(self, snapshot: FolderSnapshot) -> None:
+    def _update_curves(self, snapshot: FolderSnapshot) -> None:
         lines: dict[str, list[Any]] = {name: [] for name in self.line_source.data}
         bands: dict[str, list[Any]] = {name: [] for name in self.band_source.data}
         for watched_run in snapshot.runs:
@@ -208,7 +212,7 @@ class WatchPage:
             drawn_curve = make_curve(watched_run.run, self.metric_select.value, self.band_select.value)
             if drawn_curve is None:
                 continue
-            style = self._run_style(watched_run)
+            style = self._style_index(watched_run)
             colour, dash = (
                 RUN_COLOURS[style % len(RUN_COLOURS)],
                 RUN_DASHES[style // len(RUN_COLOURS) % len(RUN_DASHES)],
@@ -229,7 +233,7 @@ class WatchPage:
             if not _columns_equal(source.data, data):
                 source.data = data
 
-    def _run_style(self, watched_run: WatchedRun) -> int:
+    def _style_index(self, watched_run: WatchedRun) -> int:
         return self._styles.setdefault(str(watched_run.folder), len(self._styles))
 
     def _summary(self, snapshot: FolderSnapshot) -> str:
@@ -248,8 +252,8 @@ class WatchPage:
         return f"{folder_text}: {total} runs ({counts_text}{left_out}); read at {read_at}"
 
 
-def _heading(snapshot: FolderSnapshot, name: str) -> str:
-    return run_that_measures(snapshot.measured_runs, name).describe(name).heading
+def _metric_heading(snapshot: FolderSnapshot, name: str) -> str:
+    return run_that_measures(snapshot.measured_runs, name).describe_metric(name).heading
 
 
 def _columns_equal(columns_before: Any, columns_after: dict[str, list[Any]]) -> bool:

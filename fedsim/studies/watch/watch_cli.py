@@ -51,11 +51,13 @@ def main(arguments: list[str]) -> None:
     address = f"http://{SERVER_ADDRESS}:{page_server.port}/"
     loop = page_server.io_loop
 
-    def stop(_number: int, _frame: FrameType | None) -> None:
+    def handle_stop_signal(_number: int, _frame: FrameType | None) -> None:
         loop.asyncio_loop.call_soon_threadsafe(loop.stop)  # type: ignore[attr-defined]
 
     # a KeyboardInterrupt would be lost where it is raised in a finaliser or a callback that catches it
-    previous_handlers = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    previous_handlers = {
+        number: signal.signal(number, handle_stop_signal) for number in (signal.SIGINT, signal.SIGTERM)
+    }
     try:
         print(f"watching {options.folder} at {address} (Ctrl-C ends it)", flush=True)
         page_server.start()

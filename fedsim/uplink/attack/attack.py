@@ -12,7 +12,7 @@ from torch import Tensor
 from fedsim.availability import Availability
 from fedsim.core import rng
 from fedsim.core.constraints import CountOrZero, Fraction
-from fedsim.core.effects import EffectDeclarations, EffectiveIf, RoundsOfRun
+from fedsim.core.effects import EffectDeclarations, EffectiveIf, RoundParameter
 from fedsim.core.errors import ConfigError
 from fedsim.core.federation import Federation
 from fedsim.data.contamination import Contamination
@@ -34,7 +34,7 @@ class Attack(Stage):
             lambda component, run: component.clients is None,
             "{at}.clients=null, which names the attackers itself",
         ),
-        RoundsOfRun("since"),
+        RoundParameter("since"),
     )
 
     active = True
@@ -72,10 +72,10 @@ class Attack(Stage):
     def __call__(self, rows: Tensor, link: StageContext) -> Tensor:
         if link.cohort.round < self.since:
             return rows
-        byzantine = self.byzantine_mask[link.cohort.virtual_clients]
+        byzantine = self.byzantine_mask[link.cohort.virtual_client_index]
         return torch.where(byzantine[:, None], self.byzantine_rows(rows, byzantine, link), rows)
 
-    def of_samples(self, contamination: Contamination) -> Contamination:
+    def with_label_attack(self, contamination: Contamination) -> Contamination:
         """Return the contamination of the samples that clients train on, given the one without the attack; after
         `setup`."""
         return contamination

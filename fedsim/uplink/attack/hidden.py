@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedsim.core import rng
 from fedsim.core.constraints import Count, CountOrZero, Fraction, OneOf
-from fedsim.core.effects import RoundsOfRun
+from fedsim.core.effects import RoundParameter
 from fedsim.core.federation import Federation
 from fedsim.uplink import StageContext
 from fedsim.uplink.attack.attack import Omniscient
@@ -19,7 +19,7 @@ from fedsim.uplink.attack.attack import Omniscient
 PERTURBATION_DIRECTIONS = ("unit", "sign", "std")
 
 
-class Farthest(Omniscient):
+class MaxDistanceAttack(Omniscient):
     """Sends μ + γ p of the honest rows, with the largest γ at which it is no farther away than one of them.
 
     γ is found by 20 halvings, as in the authors' program, which begins at 10: to 2e-5, and below 20. Where the largest
@@ -70,7 +70,7 @@ class Farthest(Omniscient):
         return centre + gamma * direction
 
 
-def _root(square: Tensor, linear: Tensor, constant: Tensor) -> Tensor:
+def _positive_quadratic_root(square: Tensor, linear: Tensor, constant: Tensor) -> Tensor:
     """The largest γ of square γ² + 2 linear γ = rest, where square and rest are not negative; 0 without a square."""
     constant = constant.clamp(min=0.0)
     root = (linear.square() + square * constant).sqrt()
@@ -78,12 +78,12 @@ def _root(square: Tensor, linear: Tensor, constant: Tensor) -> Tensor:
     return torch.where(square > 0, gamma, 0.0)
 
 
-class MinMax(Farthest):
+class MinMax(MaxDistanceAttack):
     """μ + γ p with the largest γ at which no honest row is farther than two honest ones are from each other
     (Shejwalkar and Houmansadr 2021).
 
     Args:
-        direction, fraction, clients, since: see `Farthest`.
+        direction, fraction, clients, since: see `MaxDistanceAttack`.
     """
 
     def distance(self, row: Tensor, honest_rows: Tensor) -> Tensor:
@@ -91,17 +91,17 @@ class MinMax(Farthest):
 
     def bound(self, centre: Tensor, direction: Tensor, honest_rows: Tensor, limit: Tensor) -> Tensor:
         differences = centre - honest_rows
-        return _root(
+        return _positive_quadratic_root(
             direction.square().sum(), differences @ direction, limit.square() - differences.square().sum(1)
         ).min()
 
 
-class MinSum(Farthest):
+class MinSum(MaxDistanceAttack):
     """μ + γ p with the largest γ at which the squared distances to the honest rows are in sum no more than those of one
     honest row (Shejwalkar and Houmansadr 2021; in their program: than the smallest of these sums).
 
     Args:
-        direction, fraction, clients, since: see `Farthest`.
+        direction, fraction, clients, since: see `MaxDistanceAttack`.
     """
 
     def distance(self, row: Tensor, honest_rows: Tensor) -> Tensor:
@@ -109,7 +109,7 @@ class MinSum(Farthest):
 
     def bound(self, centre: Tensor, direction: Tensor, honest_rows: Tensor, limit: Tensor) -> Tensor:
         differences = centre - honest_rows
-        return _root(
+        return _positive_quadratic_root(
             len(honest_rows) * direction.square().sum(),
             (differences @ direction).sum(),
             limit - differences.square().sum(),
@@ -129,7 +129,7 @@ class Mimic(Omniscient):
         fraction, clients, since: see `fedsim.uplink.attack.Attack`.
     """
 
-    effective_if = (RoundsOfRun("warmup", added_to_round=lambda attack: attack.since),)
+    effective_if = (RoundParameter("warmup", added_to_round=lambda attack: attack.since),)
 
     def __init__(
         self,
@@ -162,7 +162,7 @@ class Mimic(Omniscient):
         """Return [R, d] z after a step of the power method on the differences of honest rows; it may begin anywhere."""
         direction, cohort = link.server("direction"), link.cohort
         columns = torch.arange(rows.shape[1], device=rows.device)
-        random_start = rng.normal(link.lasting_keys[:, None], columns, rows.dtype)
+        random_start = rng.normal(link.round_independent_keys[:, None], columns, rows.dtype)
         previous_direction = torch.where(
             direction.any(1, keepdim=True), direction, random_start / random_start.norm(dim=1, keepdim=True)
         )

@@ -23,7 +23,7 @@ class LabelFlip(Attack):
     def byzantine_rows(self, rows: Tensor, byzantine: Tensor, link: StageContext) -> Tensor:
         return rows
 
-    def of_samples(self, contamination: Contamination) -> Contamination:
+    def with_label_attack(self, contamination: Contamination) -> Contamination:
         return FlippedLabels(contamination, self)
 
 

@@ -77,12 +77,12 @@ class ALIE(Omniscient):
         self.z = z
 
     def attack_vector(self, honest_rows: Tensor, n: int) -> Tensor:
-        z = self.published_z(n, n - len(honest_rows)) if self.z is None else self.z
+        z = self.paper_z(n, n - len(honest_rows)) if self.z is None else self.z
         spread = honest_rows.std(0) if len(honest_rows) > 1 else torch.zeros_like(honest_rows[0])
         return honest_rows.mean(0) - z * spread
 
     @staticmethod
-    def published_z(n: int, num_byzantine: int) -> float:
+    def paper_z(n: int, num_byzantine: int) -> float:
         """Return z for n rows; 0 if the attackers are no fewer than the honest clients, whom they need not persuade."""
         share = (n - num_byzantine - (n // 2 + 1 - num_byzantine)) / (n - num_byzantine)
         return NormalDist().inv_cdf(share) if 0 < share < 1 else 0.0

@@ -110,4 +110,4 @@ def test_every_data_set_with_files_says_where_they_come_from() -> None:
             assert kind.files.source
             assert "://" not in kind.files.source.split()[0]
             assert kind.files.url is None or kind.files.url.startswith(("https://", "http://"))
-            assert not kind.files.locate(Path("nowhere"))
+            assert not kind.files.existing_paths(Path("nowhere"))

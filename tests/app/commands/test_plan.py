@@ -14,7 +14,7 @@ import pytest
 from fedsim.app.cli import main
 from fedsim.app.commands.plan import bytes_text, report
 from fedsim.run import plan as planning
-from fedsim.run.plan import Stopwatch, extrapolate
+from fedsim.run.plan import TimingObserver, extrapolate_plan
 from fedsim.run.tracking import EvaluationEvent, Observer, RunStarted
 
 RUN = [
@@ -40,7 +40,7 @@ def test_the_extrapolation_is_that_of_the_formula(monkeypatch: pytest.MonkeyPatc
     """Rounds of 5, 1, 1 and 1 s and evaluations of 0.5 s, 20 of 100 rounds apart: with 4 s of one-time work."""
     now = [0.0]
     monkeypatch.setattr(planning, "time", SimpleNamespace(perf_counter=lambda: now[0]))
-    stopwatch = Stopwatch(seconds=8)
+    stopwatch = TimingObserver(seconds=8)
     now[0] = 10.0
     assert stopwatch.evaluated(event(0, 0)) is None
     for completed_rounds, duration in enumerate([5.0, 1.0, 1.0, 1.0], start=1):
@@ -51,7 +51,7 @@ def test_the_extrapolation_is_that_of_the_formula(monkeypatch: pytest.MonkeyPatc
             ends = stopwatch.evaluated(event(completed_rounds, 40.0 * completed_rounds))
             assert (ends is not None) == (completed_rounds == 4)
     run: Any = SimpleNamespace(rounds=100, device=SimpleNamespace(type="cpu"), stop=SimpleNamespace(active=False))
-    plan = extrapolate(run, stopwatch, eval_every=30, start=2.0, end=now[0] + 0.25)
+    plan = extrapolate_plan(run, stopwatch, eval_every=30, start=2.0, end=now[0] + 0.25)
     assert (plan.measured_rounds, plan.seconds_per_round, plan.seconds_per_evaluation) == (4, 1.0, 0.5)
     assert (plan.seconds_before, plan.evaluations, plan.seconds_after) == (8 + 4, 4, 0.25)
     assert plan.seconds == 12 + 100 + 4 * 0.5 + 0.25
@@ -120,7 +120,7 @@ def test_what_cannot_be_planned_is_refused_in_one_sentence(
 
 def test_units() -> None:
     assert [bytes_text(n) for n in (12, 1234, 5e6, 7.25e9, 2e12)] == ["12 bytes", "1.23 kB", "5 MB", "7.25 GB", "2 TB"]
-    plan = planning.Plan(10, 2, 4, False, 200.0, 1.0, 2.0, 0.004, 0.5, None, 1.5, 1.0, 2.0)
+    plan = planning.RunCostEstimate(10, 2, 4, False, 200.0, 1.0, 2.0, 0.004, 0.5, None, 1.5, 1.0, 2.0)
     lines = report(plan)
     assert lines[1].startswith(
         "time      3.3 min: 1.0 s before the first round, rounds 10 × 2 s, evaluations 2 × 4 ms, "

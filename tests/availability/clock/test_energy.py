@@ -43,7 +43,7 @@ def test_clients_of_an_asynchronous_run_spend_energy_when_they_start(build):
 def test_of_failing_clients_the_upload_is_not_counted(build):
     simulation = build(strategy=FedAsync(), clock=Events(0.1, failure=0.5, joules_up=1.0))
     result = run_of(simulation)
-    sent = sum(np.isinf(simulation.round_clock.clock.failure_times(0, np.arange(4))))
+    sent = sum(np.isinf(simulation.round_clock.clock.failure_fractions(0, np.arange(4))))
     assert column(result, "joules")[1] == sent * BYTES
     assert sent < 4
 

@@ -16,10 +16,10 @@ from timed import QUIET, SEEDS, SIZES, column, run_of
 from fedsim import ConfigError, Execution
 from fedsim.availability import Bernoulli, Multiset, Uniform
 from fedsim.availability.clock import ConstantDelay, Devices, Events, UniformWork
-from fedsim.core.ranks import Ranks
+from fedsim.core.ranks import ProcessRanks
 from fedsim.data.contamination import FeatureNoise
 from fedsim.local import APFL, SGD
-from fedsim.run.event_queue import EventQueue, TaskCandidates
+from fedsim.run.event_queue import EventQueue, StartCandidates
 from fedsim.run.together import run_together
 from fedsim.strategies import FedAsync, FedAvg, FedAvgKnown, FedBuff, FedNova, FedPBC
 
@@ -34,7 +34,7 @@ def simulate(updates: int, limit: int | None = None):
     for t in range(updates):
         idle = draw.permutation([i for i in range(len(RATES)) if i not in began])
         seconds = draw.exponential(1 / RATES)
-        step = queue.advance_to_update(TaskCandidates(idle, seconds[idle], INFINITE[: len(idle)]), 1, limit)
+        step = queue.advance_until_update(StartCandidates(idle, seconds[idle], INFINITE[: len(idle)]), 1, limit)
         began |= dict.fromkeys(step.started_clients, t)
         (client,) = step.aggregated_clients
         arrivals.append(client)
@@ -73,29 +73,29 @@ def test_throughput_obeys_littles_law(limit):
     for _ in range(5000):
         idle = draw.permutation([i for i in range(len(RATES)) if i not in duration])
         drawn = draw.lognormal(0.0, 1.0, len(RATES)) / RATES
-        step = queue.advance_to_update(TaskCandidates(idle, drawn[idle], INFINITE[: len(idle)]), 1, limit)
+        step = queue.advance_until_update(StartCandidates(idle, drawn[idle], INFINITE[: len(idle)]), 1, limit)
         duration |= {client: drawn[client] for client in step.started_clients}
         seconds.append(duration.pop(step.aggregated_clients[0]))
     assert len(seconds) / queue.current_time * np.mean(seconds) == pytest.approx(limit, rel=0.01)
 
 
 def test_a_queue_that_is_empty_ends_at_once_or_at_the_deadline():
-    nobody = TaskCandidates(np.zeros(0, int), np.zeros(0), np.zeros(0))
+    nobody = StartCandidates(np.zeros(0, int), np.zeros(0), np.zeros(0))
     queue = EventQueue(3.0)
-    assert (queue.advance_to_update(nobody, 2).aggregated_clients, queue.current_time) == ([], 3.0)
-    assert (queue.advance_to_update(nobody, 2, deadline=1.5).aggregated_clients, queue.current_time) == ([], 4.5)
+    assert (queue.advance_until_update(nobody, 2).aggregated_clients, queue.current_time) == ([], 3.0)
+    assert (queue.advance_until_update(nobody, 2, deadline=1.5).aggregated_clients, queue.current_time) == ([], 4.5)
 
 
 def test_a_buffer_that_is_not_full_waits_and_an_arrival_at_the_deadline_counts():
     queue = EventQueue()
-    pair = TaskCandidates(np.array([4, 7]), np.array([2.0, 1.0]), np.array([np.inf, 0.25]))
-    step = queue.advance_to_update(pair, 2)  # 7 fails after 0.25 seconds
+    pair = StartCandidates(np.array([4, 7]), np.array([2.0, 1.0]), np.array([np.inf, 0.25]))
+    step = queue.advance_until_update(pair, 2)  # 7 fails after 0.25 seconds
     assert (step.started_clients, step.failing_clients, step.aggregated_clients) == ([4, 7], [7], [])
     assert (queue.buffered_clients, queue.current_time) == ([4], 2.0)
-    more = TaskCandidates(np.array([1, 2]), np.array([1.0, 1.5]), np.array([np.inf, np.inf]))
-    late = copy.deepcopy(queue).advance_to_update(more, 4, deadline=1.0)
+    more = StartCandidates(np.array([1, 2]), np.array([1.0, 1.5]), np.array([np.inf, np.inf]))
+    late = copy.deepcopy(queue).advance_until_update(more, 4, deadline=1.0)
     assert late.aggregated_clients == [4, 1]
-    assert queue.advance_to_update(more, 2).aggregated_clients == [4, 1]
+    assert queue.advance_until_update(more, 2).aggregated_clients == [4, 1]
     assert queue.current_time == 3.0
     assert [entry[1] for entry in queue.events] == [2]
 
@@ -142,12 +142,12 @@ def test_clients_that_rejoin_lose_time_and_no_work(build):
     assert torch.equal(result.state.model, run_of(build(rounds=6)).state.model)
     assert column(result, "late_clients") == [0] * 7
     clock, work = build(clock=clock).round_clock.clock, 0.1 * 5 * np.array(SIZES)
-    ends = [work + clock.pauses(t, np.arange(4)) for t in range(6)]
+    ends = [work + clock.pause_seconds(t, np.arange(4)) for t in range(6)]
     assert np.diff(column(result, "virtual_seconds")) == pytest.approx(np.max(ends, axis=1))
-    pauses = np.concatenate([clock.pauses(t, np.arange(8)) for t in range(2000)])
+    pauses = np.concatenate([clock.pause_seconds(t, np.arange(8)) for t in range(2000)])
     assert (pauses > 0).mean() == pytest.approx(0.5, abs=0.02)  # five standard errors, as below
     assert pauses[pauses > 0].mean() == pytest.approx(2.0, rel=0.056)
-    assert np.isinf(clock.failure_times(3, np.arange(8))).all()
+    assert np.isinf(clock.failure_fractions(3, np.arange(8))).all()
     with pytest.raises(ConfigError, match="has a deadline and clients that pause"):
         build(Bernoulli(Uniform(0.5)), strategy=FedAvgKnown(), clock=Events(failure=0.1, rejoin=1.0, deadline=2.0))
 
@@ -272,6 +272,6 @@ def test_what_cannot_be_combined_is_refused_in_a_sentence(build, options, messag
 
 def test_several_ranks_are_refused(build):
     delivery = build(strategy=FedAsync(), clock=Events()).delayed_updates
-    delivery.federation = dataclasses.replace(delivery.federation, ranks=Ranks(0, 2))
+    delivery.federation = dataclasses.replace(delivery.federation, ranks=ProcessRanks(0, 2))
     with pytest.raises(ConfigError, match="clock=events runs in one process, and there are 2 ranks"):
         delivery.setup()

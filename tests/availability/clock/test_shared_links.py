@@ -11,12 +11,12 @@ from timed import column, run_of
 from fedsim import ConfigError
 from fedsim.availability import Bernoulli, Uniform
 from fedsim.availability.clock import Events
-from fedsim.run.event_queue import TaskCandidates, TransferLoads
+from fedsim.run.event_queue import StartCandidates, TransferLoads
 from fedsim.run.shared_links import SharedLinkQueue, max_min_fair_rates
 from fedsim.strategies import FedAsync, FedAvgKnown, FedBuff
 
 BYTES = 32  # of a transfer of `build`'s model
-NOBODY = TaskCandidates(np.zeros(0, int), np.zeros(0), np.zeros(0), TransferLoads(0, 0, np.zeros(0), np.zeros(0)))
+NOBODY = StartCandidates(np.zeros(0, int), np.zeros(0), np.zeros(0), TransferLoads(0, 0, np.zeros(0), np.zeros(0)))
 
 
 def test_fair_rates_fill_the_link_and_exceed_no_limit():
@@ -59,13 +59,13 @@ def sojourns(sizes: np.ndarray, arrivals: np.ndarray, capacity: float) -> np.nda
     free = np.full(count, math.inf)
     for client in range(count):  # each with its own size
         transfers = TransferLoads(0.0, float(sizes[client]), free[:1], np.array([capacity]))
-        one = TaskCandidates(
+        one = StartCandidates(
             np.array([client]), arrivals[client] + sizes[client : client + 1] / capacity, free[:1], transfers
         )
-        queue.advance_to_update(one, count + 1, deadline=0.0)
+        queue.advance_until_update(one, count + 1, deadline=0.0)
     queue.buffered_clients.clear()
     for _ in range(count):
-        (client,) = queue.advance_to_update(NOBODY, 1).aggregated_clients
+        (client,) = queue.advance_until_update(NOBODY, 1).aggregated_clients
         sojourn[client] = queue.current_time - arrivals[client]
     return sojourn
 
@@ -140,7 +140,7 @@ def test_times_as_a_fluid_model_says_in_a_loop(limit, failing):
     for _ in range(sum(not fails for *_, fails in expected)):
         pick = np.array(waiting, dtype=int)
         transfers = TransferLoads(down, up, rates[0][pick], rates[1][pick])
-        step = queue.advance_to_update(TaskCandidates(pick, duration[pick], fraction[pick], transfers), 1, limit)
+        step = queue.advance_until_update(StartCandidates(pick, duration[pick], fraction[pick], transfers), 1, limit)
         waiting = [client for client in waiting if client not in step.started_clients]
         arrivals.append((queue.current_time, step.aggregated_clients[0]))
     assert [client for _, client in arrivals] == [client for _, client, fails in expected if not fails]

@@ -19,7 +19,7 @@ from fedsim.data.datasets import (
     PricingGroups,
     RegressionGroups,
 )
-from fedsim.data.datasets.stream import Stream
+from fedsim.data.datasets.stream import StreamDataset
 
 STREAMS = {
     "gaussian_mean": GaussianMean(4, std=2.0),
@@ -40,8 +40,8 @@ def keys_of(clients: torch.Tensor, seed: int = 0) -> torch.Tensor:
 def test_a_stream_is_given_the_numbers_that_it_takes(uniforms):
     """Clients [c], normals [c, B, w], and uniforms [c, B] or [c, 0]."""
 
-    class Shapes(Stream):
-        def compose(self, clients, normals, uniforms):
+    class Shapes(StreamDataset):
+        def compose_samples(self, clients, normals, uniforms):
             self.seen = clients.shape, normals.shape, uniforms.shape
             return {"x": normals}
 
@@ -150,7 +150,7 @@ def test_one_row_of_centres_is_everybodys_and_one_number_every_features():
 def test_exact_samples_of_any_size_are_white(size, dimension):
     data = Pricing(2, dimension=dimension, low=0.0, high=0.0)
     x = data.exact(torch.arange(2), keys_of(torch.arange(2)), size, torch.float64)["x"]
-    assert x.shape[1] == data.exact_size(size) >= size
+    assert x.shape[1] == data.num_exact_samples(size) >= size
     torch.testing.assert_close(x.mean(1), torch.zeros(2, dimension, dtype=torch.float64), rtol=0, atol=1e-9)
     eye = torch.eye(dimension, dtype=torch.float64).expand(2, -1, -1)
     torch.testing.assert_close(x.mT @ x / x.shape[1], eye, rtol=0, atol=1e-8)

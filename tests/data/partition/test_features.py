@@ -48,16 +48,16 @@ def test_a_sample_has_its_noise_whenever_it_is_met() -> None:
         known |= {(row % 3, int(n)): x for n, x in zip(numbers, fixed[row], strict=True)}
     work = simulation.trainer.local_rule.work
     load = data.workload(work, everyone)
-    from fedsim.data.samples.client_data import Keys
+    from fedsim.data.samples.client_data import BatchKeys
 
-    keys = Keys(np.zeros(6, dtype=np.int64), (rows % 3).numpy(), rows.device, 0)
-    feed = data.feed(rows, rows % 3, keys, load, load.batch_sizes(), "pass")
+    keys = BatchKeys(np.zeros(6, dtype=np.int64), (rows % 3).numpy(), rows.device, 0)
+    feed = data.make_feed(rows, rows % 3, keys, load, load.batch_sizes(), "pass")
     batch = feed.batch_of_rows(2, slice(1, 5), 8, torch.float32)["x"]
     for row, numbers in enumerate(feed.numbers[2, 1:5, :8]):
         met |= {((row + 1) % 3, int(n)): x for n, x in zip(numbers, batch[row], strict=True)}
     assert len(met) > 20
     assert all(torch.equal(x, known[key]) for key, x in met.items())
-    assert simulation.client_tables[0].validation.skew is simulation.client_tables[0].skew
+    assert simulation.partition_tables[0].validation.skew is simulation.partition_tables[0].skew
     other = Simulation(FLAT, Linear, clients=3, partition=FeatureNoise(seed=1, validation=0.25), seeds=[0, 0])
     assert not torch.equal(other.data.fixed_samples(rows, 5, torch.float32, rng.Purpose.EVALUATION)["x"], fixed[:, :5])
 

@@ -16,7 +16,7 @@ from fedsim.data.datasets import Dataset, Digits, GaussianMean
 from fedsim.data.partition import IID, ClassSplit, Dirichlet, Equal, Natural, Partition
 from fedsim.data.partition.partition import Samples
 from fedsim.models import Linear, Mean
-from fedsim.run.wiring import split_samples
+from fedsim.run.wiring import partition_samples
 
 LABEL_BLIND = ("iid", "equal")
 
@@ -99,7 +99,7 @@ def test_clients_of_the_data_that_a_partition_does_not_use_are_said(
     x = torch.zeros(6, 2)
     data = Dataset("six", x, torch.arange(6) % 2, classes=2, owners=torch.arange(6) // 2 if owners else None)
     with caplog.at_level(logging.INFO, "fedsim"):
-        split_samples(data, partition, 3, (0,))
+        partition_samples(data, partition, 3, (0,))
     assert ("3 clients are not used" in caplog.text) == said
     assert ("are not used" in caplog.text) == said
 

@@ -21,8 +21,8 @@ from fedsim.data.datasets import (
     RegressionGroups,
 )
 from fedsim.data.samples import LocalWork
-from fedsim.data.samples.client_data import Keys
-from fedsim.data.samples.drawn import Drawn
+from fedsim.data.samples.client_data import BatchKeys
+from fedsim.data.samples.drawn import StreamClientData
 from fedsim.local import SGD
 from fedsim.models import Mean
 from fedsim.run.together import run_together
@@ -43,11 +43,11 @@ STREAMS = {
 def batches(stream, seeds, clients, steps=3, kept=None, dtype=torch.float32):
     """Those of rows, at every step."""
     seeds, clients = np.array(seeds), np.array(clients)
-    data = Drawn(stream, Federation(tuple(seeds), M, np.ones(M * len(seeds))))
-    keys = Keys(seeds, clients, torch.device("cpu"), 4, kept)
+    data = StreamClientData(stream, Federation(tuple(seeds), M, np.ones(M * len(seeds))))
+    keys = BatchKeys(seeds, clients, torch.device("cpu"), 4, kept)
     load = data.workload(LocalWork(steps, None, 8), np.arange(len(seeds)))
     rows = torch.as_tensor(clients)
-    feed = data.feed(rows, rows, keys, load, load.batch_sizes(), "pass")
+    feed = data.make_feed(rows, rows, keys, load, load.batch_sizes(), "pass")
     return [feed.batch_of_rows(step, slice(0, len(seeds)), 8, dtype) for step in range(steps)]
 
 
@@ -57,7 +57,7 @@ def test_what_is_drawn_once_is_what_each_row_would_draw(name, monkeypatch):
     seeds, clients = [7, 7, 3, 7, 3, 3, 7, 7, 3], [0, 4, 0, 0, 1, 0, 4, 2, 0]
     ways = [{}, {"kept": 2}, {"dtype": torch.float64}]
     once = [batches(STREAMS[name](), seeds, clients, **way) for way in ways]
-    monkeypatch.setattr(Keys, "distinct_rows", lambda keys: None)
+    monkeypatch.setattr(BatchKeys, "distinct_rows", lambda keys: None)
     each = [batches(STREAMS[name](), seeds, clients, **way) for way in ways]
     for one, other in zip(chain(*once), chain(*each), strict=True):
         assert one.keys() == other.keys()
@@ -69,10 +69,10 @@ def test_what_is_drawn_once_is_what_each_row_would_draw(name, monkeypatch):
 
 def test_likes_are_those_of_equal_seed_and_client():
     device = torch.device("cpu")
-    assert Keys(np.array([3, 3, 3]), np.array([0, 2, 4]), device, 0).distinct_rows() is None
-    assert Keys(np.array([3, 3, 2**62]), np.array([0, 2, 2]), device, 0).distinct_rows() is None
-    assert Keys(np.array([], dtype=np.int64), np.array([], dtype=np.int64), device, 0).distinct_rows() is None
-    first, like = Keys(np.array([2**62, 3, 3, 2**62, 3]), np.array([2, 2, 1, 2, 2]), device, 0).distinct_rows()
+    assert BatchKeys(np.array([3, 3, 3]), np.array([0, 2, 4]), device, 0).distinct_rows() is None
+    assert BatchKeys(np.array([3, 3, 2**62]), np.array([0, 2, 2]), device, 0).distinct_rows() is None
+    assert BatchKeys(np.array([], dtype=np.int64), np.array([], dtype=np.int64), device, 0).distinct_rows() is None
+    first, like = BatchKeys(np.array([2**62, 3, 3, 2**62, 3]), np.array([2, 2, 1, 2, 2]), device, 0).distinct_rows()
     assert first.tolist() == [2, 1, 0]
     assert like.tolist() == [2, 1, 0, 2, 1]
 
@@ -98,7 +98,7 @@ def test_a_run_and_runs_together_keep_their_bits(monkeypatch):
         return [run_of().run().state.model, *(result.state.model for result in together)]
 
     once = models()
-    monkeypatch.setattr(Keys, "distinct_rows", lambda keys: None)
+    monkeypatch.setattr(BatchKeys, "distinct_rows", lambda keys: None)
     assert all(torch.equal(one, other) for one, other in zip(once, models(), strict=True))
 
 
@@ -108,6 +108,6 @@ def test_fewer_samples_are_drawn(monkeypatch):
     run_of().run()
     shared = sum(drawn)
     drawn.clear()
-    monkeypatch.setattr(Keys, "distinct_rows", lambda keys: None)
+    monkeypatch.setattr(BatchKeys, "distinct_rows", lambda keys: None)
     run_of().run()
     assert 2 * shared <= sum(drawn) + M  # that the probe draws too

@@ -11,7 +11,7 @@ from fedsim import Simulation
 from fedsim.core import NoReferenceError
 from fedsim.data.datasets import GaussianMean
 from fedsim.evaluation.performative import Risk
-from fedsim.evaluation.performative.references import POINT_NAME_BY_COLUMN, References, check_gradient, references
+from fedsim.evaluation.performative.references import POINT_NAME_BY_COLUMN, References, check_shift_gradient, references
 from fedsim.models import Mean
 from fedsim.shift import Location, Shift
 
@@ -67,7 +67,7 @@ def test_a_shift_in_jumps_has_no_gradient_either():
     run = simulation_of(Jumping())
     risk = Risk(run.model, run.shift, run.data)
     with pytest.raises(NoReferenceError, match="shift=Jumping changes the data, but no gradient flows"):
-        check_gradient(risk, torch.zeros(1, dtype=torch.float64))
+        check_shift_gradient(risk, torch.zeros(1, dtype=torch.float64))
 
 
 @pytest.mark.parametrize("size", [1e-6, 1.0, 1e6])
@@ -79,7 +79,7 @@ def test_what_rounding_moves_is_no_shift(size: float) -> None:
             return size + share * (1 + size) * torch.sign(deployed.sum()).detach() + 0 * theta.sum()
 
         risk.shift = Jumping()
-        check_gradient(risk, torch.zeros(1, dtype=torch.float64))
+        check_shift_gradient(risk, torch.zeros(1, dtype=torch.float64))
 
     check(1e-11)
     with pytest.raises(NoReferenceError, match="no gradient flows"):

@@ -110,7 +110,7 @@ def test_the_risk_is_that_of_plain_loops_over_all_stored_samples(weighting):
                                ridge=0.1, strategy=FedAvg(weighting=weighting))  # fmt: skip
     risk = risk_of(simulation, 1)
     theta, deployed = torch.sin(torch.arange(650.0)).double(), torch.cos(torch.arange(650.0)).double()
-    data, table = simulation.dataset, simulation.client_tables[1]
+    data, table = simulation.dataset, simulation.partition_tables[1]
     total, w = 0.0, table.sizes / table.sizes.sum() if weighting == "data" else np.full(3, 1 / 3)
     for i in range(3):
         numbers = torch.as_tensor(table.order[table.offsets[i] : table.offsets[i + 1]]).long()

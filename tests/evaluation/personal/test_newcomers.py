@@ -81,7 +81,7 @@ def test_epochs_of_newcomers_against_the_recursion(rule, strategy, tmp_path):
     assert [epoch["epoch"] for epoch in epochs] == [0, 1, 2, 3]
     assert ("personal_validation_loss" in epochs[0]) == (rule != "sgd")
     for r in range(2):
-        table, z = simulation.client_tables[r], simulation.dataset.train_x
+        table, z = simulation.partition_tables[r], simulation.dataset.train_x
         parts = [np.split(t.order, t.offsets[1:-1]) for t in (table, table.validation)]
         expected = np.zeros((4, 4))
         for i in (4, 5):
@@ -115,7 +115,7 @@ def test_newcomers_get_what_the_strategy_hands_to_the_rule_unless_steps_are_plai
     personal = Personal(newcomers=2, newcomer_epochs=3, train_samples=99, localize=localize)
     simulation = simulation_of(strategy=Scaffold(), seeds=(3,), personal=personal)
     result = simulation.run()
-    table, z = simulation.client_tables[0], simulation.dataset.train_x
+    table, z = simulation.partition_tables[0], simulation.dataset.train_x
     losses = []
     for i in (4, 5):
         training, validation = (

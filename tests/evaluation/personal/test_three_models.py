@@ -21,7 +21,7 @@ HELD = [int(n * 0.2 + 1e-9) for n in SIZES]
 
 def shares(simulation, replicate):
     """Training and validation points of every client of the replicate."""
-    x, table = simulation.dataset.train_x, simulation.client_tables[replicate]
+    x, table = simulation.dataset.train_x, simulation.partition_tables[replicate]
     return (
         [x[torch.as_tensor(p).long()] for p in np.split(t.order, t.offsets[1:-1])] for t in (table, table.validation)
     )
@@ -111,7 +111,7 @@ def test_accuracies_are_those_of_plain_modules():
         nn.utils.vector_to_parameters(row, module.parameters())
         return module(x).detach()
 
-    table = simulation.client_tables[0].validation
+    table = simulation.partition_tables[0].validation
     expected = {"global": [], "personal": []}
     for i, part in enumerate(np.split(table.order, table.offsets[1:-1])):
         own, numbers = memory["personal"][i], torch.as_tensor(part).long()

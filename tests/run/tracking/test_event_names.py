@@ -36,6 +36,6 @@ def test_a_resumed_run_waits_until_the_second_of_the_newest_event_file_is_over(
     (tmp_path / "seed_0").mkdir()
     for name in names:
         (tmp_path / name).touch()
-    tensorboard._make_the_next_name_the_last(tmp_path)
+    tensorboard._ensure_next_file_sorts_last(tmp_path)
     assert 101 <= now[0] < 101.1
     assert {path.relative_to(tmp_path).as_posix() for path in tmp_path.glob("*/*")} == names

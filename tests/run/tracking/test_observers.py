@@ -121,7 +121,7 @@ def test_it_may_end_the_run_which_is_resumed_as_any_other(tmp_path: Path) -> Non
 
 def test_a_replicate_that_it_drops_after_an_evaluation_is_given_up_from_there_on() -> None:
     class Dropping(Notebook):
-        def replicates_to_drop(self) -> dict[int, str]:
+        def drop_reason_by_replicate(self) -> dict[int, str]:
             return {0: "hopeless"} if self.heard[-1].round == 2 else {}
 
     losses = np.array([row["train_loss"] for row in simulation_of().run(tracking=quiet(Dropping())).history])

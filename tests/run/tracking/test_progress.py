@@ -14,7 +14,7 @@ from fedsim.app.sweep import SUMMARY
 from fedsim.data.datasets import Quadratics
 from fedsim.models import Mean
 from fedsim.run.tracking import RunConfig, Tracking
-from fedsim.run.tracking.progress import facts_line
+from fedsim.run.tracking.progress import evaluation_line
 from fedsim.run.tracking.result import mean_std
 
 ROW = {"train_loss": 0.5, "test_loss": 0.25, "test_accuracy": 0.75, "total_bytes_up": 0}
@@ -22,19 +22,20 @@ QUIET = Tracking(progress="none", tensorboard=False)
 
 
 def test_the_line_says_what_is_of_training_and_what_of_testing() -> None:
-    assert facts_line([ROW], None) == "train loss 0.5  test accuracy 75.0 %"
-    assert facts_line([ROW, ROW | {"train_loss": 0.7}], None).startswith(
+    assert evaluation_line([ROW], None) == "train loss 0.5  test accuracy 75.0 %"
+    assert evaluation_line([ROW, ROW | {"train_loss": 0.7}], None).startswith(
         "train loss 0.6 ± 0.14  test accuracy 75.0 ± 0 %"
     )
     assert (
-        facts_line([{k: v for k, v in ROW.items() if k != "test_accuracy"}], None) == "train loss 0.5  test loss 0.25"
+        evaluation_line([{k: v for k, v in ROW.items() if k != "test_accuracy"}], None)
+        == "train loss 0.5  test loss 0.25"
     )
 
 
 def test_one_number_has_no_spread() -> None:
     assert mean_std([3.0, math.nan])[0] == 3
     assert math.isnan(mean_std([3.0, math.nan])[1])
-    assert facts_line([ROW, dict.fromkeys(ROW, math.nan) | {"total_bytes_up": 0}], None).count("±") == 0
+    assert evaluation_line([ROW, dict.fromkeys(ROW, math.nan) | {"total_bytes_up": 0}], None).count("±") == 0
 
 
 @pytest.mark.parametrize("seeds", [[0], [0, 1]])

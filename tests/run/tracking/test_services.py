@@ -94,7 +94,7 @@ def test_weights_and_biases_keeps_an_offline_run(tmp_path: Path) -> None:
     curves: dict[str, list[tuple[int, float]]] = {}
     config, final = {}, {}
     for data in pieces(file.read_bytes()):
-        record = wandb_internal_pb2.Record()
+        record = wandb_internal_pb2.SweepRunRecord()
         record.ParseFromString(data)
         for item in [*record.run.config.update, *record.config.update]:
             config[item.key] = json.loads(item.value_json)

@@ -13,8 +13,8 @@ from fedsim.app import commands
 from fedsim.app.build import build
 from fedsim.app.composition import hydra_context
 from fedsim.core.errors import ConfigError
-from fedsim.studies.attribution.attribute import attribute, default_metric, summary_sentence
-from fedsim.studies.attribution.causes import CAUSES, applicable_causes, without_causes
+from fedsim.studies.attribution.attribute import default_attribution_metric, run_attribution, summary_sentence
+from fedsim.studies.attribution.causes import CAUSES, applicable_causes, config_without_causes
 from fedsim.studies.attribution.shapley import shapley_values
 from fedsim.studies.attribution.why_cli import _run_configuration
 from fedsim.studies.reproduce.runner import compose_config
@@ -47,7 +47,7 @@ def test_shares_on_quadratics_are_those_of_the_closed_form(tmp_path: Path) -> No
     config, choices = composed()
     causes = applicable_causes(config, choices)
     assert [cause.name for cause in causes] == ["availability", "drift"]
-    attribution = attribute(config, choices, causes, tmp_path, "distance_to_optimum")
+    attribution = run_attribution(config, choices, causes, tmp_path, "distance_to_optimum")
     availability = build(config)[0].availability
     everybody = np.ones((ROUNDS, 4))
     for r, seed in enumerate(config.seeds):
@@ -76,7 +76,7 @@ def test_a_run_without_a_cause_is_the_one_that_its_overrides_describe() -> None:
     config, choices = composed("uplink=topk", "attack=sign_flip", "delay=constant")
     causes = {cause.name: cause for cause in applicable_causes(config, choices)}
     assert set(causes) == {"availability", "drift", "attack", "compression", "staleness"}
-    changed, changed_choices = without_causes(config, choices, causes.values())
+    changed, changed_choices = config_without_causes(config, choices, causes.values())
     with hydra_context():
         expected, expected_choices = compose_config((
             *(text for text in QUADRATICS if not text.startswith(("availability", "lr", "local_steps"))),
@@ -135,7 +135,7 @@ def test_the_command_prints_a_table_a_sentence_and_writes_a_picture(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     words = [text for text in QUADRATICS if not text.startswith("out=")]
-    commands.run_command("why", [*words, "--metric", "distance_to_optimum", "--jobs", "1"])
+    commands.run_subcommand("why", [*words, "--metric", "distance_to_optimum", "--jobs", "1"])
     printed = capsys.readouterr().out
     assert "client drift" in printed
     assert printed.splitlines()[-1].startswith("Of ")
@@ -143,13 +143,13 @@ def test_the_command_prints_a_table_a_sentence_and_writes_a_picture(
     assert set(stored["values"]) == {"", "availability", "drift", "availability,drift"}
     assert (tmp_path / "why" / "why.png").stat().st_size > 5000
     with pytest.raises(SystemExit, match="--metric weather is not among those of the run"):
-        commands.run_command("why", [*words, "--metric", "weather", "--jobs", "1"])
+        commands.run_subcommand("why", [*words, "--metric", "weather", "--jobs", "1"])
 
 
 def test_under_a_shift_runs_are_compared_by_a_metric_on_samples_that_react() -> None:
     columns = ["test_accuracy", "performative_risk", "train_loss"]
     shift = [cause for cause in CAUSES if cause.name == "shift"]
-    assert default_metric(columns, shift) == "performative_risk"
-    assert default_metric(columns, []) == "test_accuracy"
-    assert default_metric(["test_accuracy"], shift) == "test_accuracy"
-    assert default_metric([], shift) is None
+    assert default_attribution_metric(columns, shift) == "performative_risk"
+    assert default_attribution_metric(columns, []) == "test_accuracy"
+    assert default_attribution_metric(["test_accuracy"], shift) == "test_accuracy"
+    assert default_attribution_metric([], shift) is None

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from command_line import fedsim, quickly
 
-from fedsim.studies.board.board import Board, load_board
-from fedsim.studies.board.runner import compute_rows
+from fedsim.studies.board.board import Leaderboard, load_leaderboard
+from fedsim.studies.board.runner import compute_missing_rows
 
 __all__ = ["fedsim", "quickly"]
 
@@ -48,16 +48,18 @@ def boards(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def small(boards: Path) -> Board:
+def small(boards: Path) -> Leaderboard:
     """The board, as it is read."""
-    return load_board("small", boards)
+    return load_leaderboard("small", boards)
 
 
 @pytest.fixture(scope="session")
 def computed_once(boards: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("computed")
-    board = load_board("small", boards)
-    compute_rows(board, board.cells(), list(board.entries), root / "results", root / "runs", 1, {}, lambda said: None)
+    board = load_leaderboard("small", boards)
+    compute_missing_rows(
+        board, board.cells(), list(board.entries), root / "results", root / "runs", 1, {}, lambda said: None
+    )
     return root
 
 
@@ -71,10 +73,12 @@ def results(computed_once: Path, tmp_path: Path) -> Path:
 def made(tmp_path: Path) -> Callable[..., list[str]]:
     """`made(board, folder)`: compute what is missing of it; returns what was said."""
 
-    def call(board: Board, folder: Path, entries: list[str] | None = None, **how: Any) -> list[str]:
+    def call(board: Leaderboard, folder: Path, entries: list[str] | None = None, **how: Any) -> list[str]:
         said: list[str] = []
         names = list(board.entries) if entries is None else entries
-        compute_rows(board, board.cells(), names, folder, tmp_path / "runs", how.get("jobs", 1), {}, said.append)
+        compute_missing_rows(
+            board, board.cells(), names, folder, tmp_path / "runs", how.get("jobs", 1), {}, said.append
+        )
         return said
 
     return call

@@ -12,31 +12,31 @@ from fedsim.app.composition import hydra_context
 from fedsim.core import ConfigError
 from fedsim.studies.board import leaderboard_cli as cli
 from fedsim.studies.board import submission
-from fedsim.studies.board.board import Board, board_names, load_board, results_folder
+from fedsim.studies.board.board import Leaderboard, leaderboard_names, load_leaderboard, results_folder
 from fedsim.studies.board.markdown import PICTURE_CAPTIONS, standings_markdown
 from fedsim.studies.board.rows import TunedRates
 from fedsim.studies.board.standings import Standings
 from fedsim.studies.board.trials import BoardTrial, TunedParameter, TuningBudget, best_trial, geometric_grid
 from fedsim.studies.reproduce.runner import compose_config
 
-SHIPPED = [(name, entry) for name in board_names() for entry in load_board(name).entries]
+SHIPPED = [(name, entry) for name in leaderboard_names() for entry in load_leaderboard(name).entries]
 
 
-@pytest.mark.parametrize("name", board_names())
+@pytest.mark.parametrize("name", leaderboard_names())
 def test_boards_that_ship_are_well_formed(name: str) -> None:
-    board = load_board(name)
+    board = load_leaderboard(name)
     cells = [cell.name for cell in board.cells()]
     assert len(cells) == len(set(cells))
     assert board.about
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", board_names())
+@pytest.mark.parametrize("name", leaderboard_names())
 def test_committed_rows_belong_together_and_their_page_says_what_they_are(name: str) -> None:
     folder = results_folder() / name
     if not folder.is_dir():
         pytest.skip("nothing is computed of it yet")
-    found = Standings.read_folder(submission.add_submitted_entries(folder, load_board(name)), folder)
+    found = Standings.read_folder(submission.add_submitted_entries(folder, load_leaderboard(name)), folder)
     rates = TunedRates.read(folder)
     for cells in found.cell_rows:
         for entry in cells.rows:
@@ -48,7 +48,7 @@ def test_committed_rows_belong_together_and_their_page_says_what_they_are(name: 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize(("name", "entry"), SHIPPED)
 def test_entries_compose_with_every_value_of_their_knob(name: str, entry: str) -> None:
-    board = load_board(name)
+    board = load_leaderboard(name)
     cell, found = board.cells()[0], board.entries[entry]
     values = [None] if found.knob is None else found.knob.values
     with hydra_context():
@@ -124,11 +124,11 @@ def test_a_board_that_contradicts_itself_is_one_sentence(
     assert was in text
     (tmp_path / "small.yaml").write_text(text.replace(was, becomes))
     with pytest.raises(ConfigError, match=said) as told:
-        load_board("small", tmp_path)
+        load_leaderboard("small", tmp_path)
     assert "\n" not in str(told.value)
 
 
-def test_unknown_names_are_told(boards: Path, small: Board, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unknown_names_are_told(boards: Path, small: Leaderboard, capsys: pytest.CaptureFixture[str]) -> None:
     for arguments, said in (
         (["smal"], "smal is no board"),
         (["small", "--cell", "digits/never"], "matches none of the 2 cells"),
@@ -142,7 +142,7 @@ def test_unknown_names_are_told(boards: Path, small: Board, capsys: pytest.Captu
     assert "digits: 2 cells; digits" in capsys.readouterr().out
 
 
-def test_trials_share_the_budget(small: Board) -> None:
+def test_trials_share_the_budget(small: Leaderboard) -> None:
     assert small.tuning.rate_grids(None, (0.01, 1.0)) == {None: [0.01, 0.046, 0.22, 1.0]}
     assert small.tuning.rate_grids(TunedParameter("k", [1, 2]), (0.01, 1.0)) == {1: [0.01, 1.0], 2: [0.01, 1.0]}
     assert geometric_grid(0.01, 1.0, 1) == [0.1]
@@ -183,22 +183,22 @@ board = {"name": "half way", "knob": {"key": "strategy.share", "values": [0.25, 
 '''
 
 
-def test_a_class_in_a_file_is_an_entry(small: Board, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_class_in_a_file_is_an_entry(small: Leaderboard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.path", list(sys.path))
     path = tmp_path / "half_way_there.py"
     path.write_text(CLASS)
-    entries, digest = submission.submitted_entries(path)
+    entries, digest = submission.read_submission(path)
     found = entries["half way"]
     assert found.overrides == ["strategy=custom", "strategy._target_=half_way_there.Half"]
     assert (found.about, found.knob) == ("Goes half of the way.", TunedParameter("++strategy.share", [0.25, 0.5]))
-    submission.add_entries(tmp_path, small, entries, digest)
+    submission.add_board_entries(tmp_path, small, entries, digest)
     assert list(small.entries) == ["FedAvg", "MIFA", "half way"]
     del small.entries["half way"]
     assert submission.add_submitted_entries(tmp_path, small).entries["half way"].knob == found.knob
     with pytest.raises(ConfigError, match="was submitted with another file"):
-        submission.add_entries(tmp_path, small, entries, "another")
+        submission.add_board_entries(tmp_path, small, entries, "another")
     with pytest.raises(ConfigError, match="is an entry of board small"):
-        submission.add_entries(tmp_path, small, {"MIFA": found}, digest)
+        submission.add_board_entries(tmp_path, small, {"MIFA": found}, digest)
     submission.delete_submission(tmp_path, "half way")
     assert "half way" not in (tmp_path / submission.SUBMISSIONS_FILE).read_text()
 
@@ -221,7 +221,7 @@ def test_a_file_that_is_no_submission_is_one_sentence(
     if text is not None:
         (tmp_path / name).write_text(text)
     with pytest.raises(ConfigError, match=said):
-        submission.submitted_entries(tmp_path / name)
+        submission.read_submission(tmp_path / name)
 
 
 @pytest.mark.slow

@@ -18,9 +18,9 @@ from fedsim.app.composition import hydra_context
 from fedsim.core import ConfigError
 from fedsim.studies.board import costs as times
 from fedsim.studies.board import tasks
-from fedsim.studies.board.board import Board, Entry, load_board
-from fedsim.studies.board.costs import RoundTimes
-from fedsim.studies.board.digests import DIGEST_NAMES, check_digests, digest_inputs
+from fedsim.studies.board.board import BoardEntry, Leaderboard, load_leaderboard
+from fedsim.studies.board.costs import AlgorithmRoundTimes
+from fedsim.studies.board.digests import DIGEST_NAMES, check_matching_digests, digest_inputs
 from fedsim.studies.board.recheck import max_difference_from_rerun
 from fedsim.studies.board.rows import (
     DONE_STATUS,
@@ -32,9 +32,9 @@ from fedsim.studies.board.rows import (
     read_cell_rows,
     write_cell_rows,
 )
-from fedsim.studies.board.tasks import FillCellTask, TimeTrackTask
+from fedsim.studies.board.tasks import FillCellTask, TrackTimingTask
 from fedsim.studies.reproduce.recipe import RecipeSetting
-from fedsim.studies.reproduce.runner import Job, compose_config, plan_jobs
+from fedsim.studies.reproduce.runner import RecipeJob, compose_config, plan_jobs
 from fedsim.studies.results.runs import load as load_run
 
 Made = Callable[..., list[str]]
@@ -45,7 +45,7 @@ def composed(overrides: list[str]) -> tuple[Any, dict[str, str]]:
         return compose_config((*overrides, "tracking.tensorboard=false", "tracking.progress=none"))
 
 
-def test_a_row_has_the_numbers_of_the_run_alone(small: Board, results: Path, tmp_path: Path) -> None:
+def test_a_row_has_the_numbers_of_the_run_alone(small: Leaderboard, results: Path, tmp_path: Path) -> None:
     cell = small.find_cell("digits/rare")
     row = read_cell_rows(results, cell, small).rows["MIFA"]
     config, choices = composed([*small.base, *cell.overrides, *row.overrides, f"out={tmp_path / 'alone'}"])
@@ -62,7 +62,7 @@ def test_a_row_has_the_numbers_of_the_run_alone(small: Board, results: Path, tmp
     assert not any((tmp_path / "runs").glob("*"))
 
 
-def test_tuning_spends_the_budget_and_keeps_the_best(small: Board, results: Path) -> None:
+def test_tuning_spends_the_budget_and_keeps_the_best(small: Leaderboard, results: Path) -> None:
     rates = TunedRates.read(results)
     for name, knobs in (("FedAvg", {0.5, 1}), ("MIFA", {None})):
         found = rates.record_of("digits", name)
@@ -75,9 +75,9 @@ def test_tuning_spends_the_budget_and_keeps_the_best(small: Board, results: Path
 
 
 def test_times_are_medians_of_the_later_half_of_a_runs_rounds(
-    small: Board, results: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    small: Leaderboard, results: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    known = RoundTimes.read(results)
+    known = AlgorithmRoundTimes.read(results)
     assert known.by_track["digits"].keys() == small.entries.keys()
     assert all(
         0.1 < ms < 1000
@@ -92,7 +92,7 @@ def test_times_are_medians_of_the_later_half_of_a_runs_rounds(
     assert [path.name for path in tmp_path.iterdir()] == ["results"]  # and no run
 
 
-def test_folders_that_are_gone_are_forgotten_too(small: Board, tmp_path: Path) -> None:
+def test_folders_that_are_gone_are_forgotten_too(small: Leaderboard, tmp_path: Path) -> None:
     """As where a job never made its folder, or another process has deleted it."""
     setting = RecipeSetting((), (*small.base, "dataset=digits", "model=linear", "seeds=[0]"))
     job = plan_jobs([setting], tmp_path, ())[0]
@@ -102,16 +102,16 @@ def test_folders_that_are_gone_are_forgotten_too(small: Board, tmp_path: Path) -
         assert not job.folder.exists()
 
 
-def test_what_cannot_run_is_not_timed_again(small: Board, tmp_path: Path) -> None:
+def test_what_cannot_run_is_not_timed_again(small: Leaderboard, tmp_path: Path) -> None:
     rates = {"FedAvg": {"lr": None}, "MIFA": {"lr": -1.0, "knob": None}}
-    found = TimeTrackTask(small, ["FedAvg", "MIFA"], tmp_path, tmp_path, {}, "digits", rates)()
-    known = RoundTimes({"digits": found})
+    found = TrackTimingTask(small, ["FedAvg", "MIFA"], tmp_path, tmp_path, {}, "digits", rates)()
+    known = AlgorithmRoundTimes({"digits": found})
     assert [known.milliseconds_per_round("digits", name) for name in found] == [None, None]
     assert known.record_of("digits", "FedAvg") is not None
 
 
 @pytest.mark.slow
-def test_a_trials_score_is_that_of_its_rate_alone(small: Board, results: Path, tmp_path: Path) -> None:
+def test_a_trials_score_is_that_of_its_rate_alone(small: Leaderboard, results: Path, tmp_path: Path) -> None:
     found = TunedRates.read(results).record_of("digits", "MIFA")
     assert found is not None
     lr, _, score = found["trials"][1]
@@ -123,10 +123,10 @@ def test_a_trials_score_is_that_of_its_rate_alone(small: Board, results: Path, t
 
 
 @pytest.mark.slow
-def test_what_is_there_is_not_computed_again(small: Board, results: Path, made: Made) -> None:
+def test_what_is_there_is_not_computed_again(small: Leaderboard, results: Path, made: Made) -> None:
     before = {path: path.read_text() for path in results.rglob("*.json")}
     assert made(small, results) == []
-    small.entries["FedAU"] = Entry(["strategy=fedau"])
+    small.entries["FedAU"] = BoardEntry(["strategy=fedau"])
     said = made(small, results)
     assert (said[0], said[3:]) == ("[1/1] tuned in digits: FedAU", ["timed in digits: FedAU"])
     for number, (line, at) in enumerate(zip(said[1:3], ("full", "rare"), strict=True), 1):
@@ -142,14 +142,14 @@ def test_what_is_there_is_not_computed_again(small: Board, results: Path, made: 
 
 
 @pytest.mark.slow
-def test_rows_of_one_cell_share_their_digests_and_what_differs_is_told(small: Board) -> None:
+def test_rows_of_one_cell_share_their_digests_and_what_differs_is_told(small: Leaderboard) -> None:
     def of(*overrides: str) -> Any:
         own = ["dataset=digits", "model=mlp", "model.hidden=[4]", "availability=stationary", *overrides]
         return digest_inputs(build(composed([*small.base, *own])[0])[0])
 
     first = of("strategy=fedavg")
     assert {name.partition(":")[0] for name in first} == set(DIGEST_NAMES)
-    check_digests("FedAWE", of("strategy=fedawe", "lr=0.7"), first, list(DIGEST_NAMES))
+    check_matching_digests("FedAWE", of("strategy=fedawe", "lr=0.7"), first, list(DIGEST_NAMES))
     for other, names in (
         (["availability.base.p=0.9"], "traces"),
         (["partition.alpha=0.1"], "splits, batches"),
@@ -157,11 +157,13 @@ def test_rows_of_one_cell_share_their_digests_and_what_differs_is_told(small: Bo
         (["seeds=[7]"], "models, splits, traces, batches"),
     ):
         with pytest.raises(ConfigError, match=f"made with other {names} than"):
-            check_digests("FedAWE", of("strategy=fedawe", *other), first, list(DIGEST_NAMES))
-    check_digests("FedAWE", of("strategy=fedawe", "batch_size=3"), first, ["data", "splits", "traces", "models"])
+            check_matching_digests("FedAWE", of("strategy=fedawe", *other), first, list(DIGEST_NAMES))
+    check_matching_digests(
+        "FedAWE", of("strategy=fedawe", "batch_size=3"), first, ["data", "splits", "traces", "models"]
+    )
 
 
-def test_a_row_made_with_other_traces_is_refused(small: Board, results: Path) -> None:
+def test_a_row_made_with_other_traces_is_refused(small: Leaderboard, results: Path) -> None:
     full, rare = (read_cell_rows(results, small.find_cell(f"digits/{at}"), small) for at in ("full", "rare"))
     with pytest.raises(ConfigError, match="theirs in digits/rare was made with other traces than the rows"):
         rare.add_row("theirs", full.rows["MIFA"], small.compared)
@@ -183,7 +185,7 @@ def test_a_row_made_with_other_traces_is_refused(small: Board, results: Path) ->
     ],
 )
 def test_damaged_files_are_one_sentence(
-    small: Board, results: Path, changed: Callable[[dict[str, Any]], None], said: str
+    small: Leaderboard, results: Path, changed: Callable[[dict[str, Any]], None], said: str
 ) -> None:
     path = cell_path(results, small.find_cell("digits/full"))
     content = json.loads(path.read_text())
@@ -193,7 +195,7 @@ def test_damaged_files_are_one_sentence(
         read_cell_rows(results, small.find_cell("digits/full"), small)
 
 
-def test_rates_of_other_trials_are_refused(small: Board, results: Path, made: Made) -> None:
+def test_rates_of_other_trials_are_refused(small: Leaderboard, results: Path, made: Made) -> None:
     assert small.entries["FedAvg"].knob is not None
     small.entries["FedAvg"].knob.values = [0.5, 2]
     with pytest.raises(ConfigError, match="rates of FedAvg in digits were found by other trials"):
@@ -207,7 +209,7 @@ def test_rates_of_other_trials_are_refused(small: Board, results: Path, made: Ma
 @pytest.mark.slow
 def test_the_performative_board_compares_a_pooled_rule_by_its_models_alone(tmp_path: Path) -> None:
     """Of the non-smooth problem, whose class lies beside the board; PFL goes to θ^PS and PoFL to θ^PO."""
-    board = load_board("performative")
+    board = load_leaderboard("performative")
     other = [o for o in board.base if not o.startswith(("rounds", "eval_every"))]
     board.base = [*other, "rounds=40", "eval_every=2"]
     cell = board.find_cell("kinked/full")
@@ -223,7 +225,7 @@ def test_the_performative_board_compares_a_pooled_rule_by_its_models_alone(tmp_p
 
 
 @pytest.mark.slow
-def test_a_cell_made_again_gives_its_numbers(small: Board, results: Path, tmp_path: Path) -> None:
+def test_a_cell_made_again_gives_its_numbers(small: Leaderboard, results: Path, tmp_path: Path) -> None:
     cell = small.find_cell("digits/full")
     assert max_difference_from_rerun(small, cell, list(small.entries), results, tmp_path / "one") < 1e-6
     found = read_cell_rows(results, cell, small)
@@ -251,14 +253,14 @@ class Breaks(FedAvg):
 
 @pytest.mark.slow
 def test_what_cannot_run_diverges_or_breaks_is_a_row_that_says_so(
-    small: Board, results: Path, made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    small: Leaderboard, results: Path, made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "breaks_here.py").write_text(OWN)
     monkeypatch.syspath_prepend(str(tmp_path))
     small.entries |= {
-        "two of all": Entry(["strategy=p_fedavg", "strategy.scheme=II"]),
-        "far": Entry(["strategy=fedavg", "local.weight_decay=1e30"]),
-        "breaks": Entry(["strategy=custom", "strategy._target_=breaks_here.Breaks"]),
+        "two of all": BoardEntry(["strategy=p_fedavg", "strategy.scheme=II"]),
+        "far": BoardEntry(["strategy=fedavg", "local.weight_decay=1e30"]),
+        "breaks": BoardEntry(["strategy=custom", "strategy._target_=breaks_here.Breaks"]),
     }
     made(small, results)
     rows = read_cell_rows(results, small.find_cell("digits/full"), small).rows
@@ -283,12 +285,12 @@ def test_what_cannot_run_diverges_or_breaks_is_a_row_that_says_so(
 def test_a_run_that_is_refused_or_breaks_ends_with_what_it_said(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, error: Exception, status: str, message: str
 ) -> None:
-    def fail(job: Job, **options: Any) -> None:
+    def fail(job: RecipeJob, **options: Any) -> None:
         raise error
 
-    monkeypatch.setattr(tasks, "job_steps", fail)
+    monkeypatch.setattr(tasks, "job_local_tasks", fail)
     config = {"dataset": "x", "model": "x", "shift": "x", "contamination": "x", "deterministic": False, "rounds": 2}
-    job = Job((), (), tmp_path / "run", OmegaConf.create(config | {"local": {}}), {})  # type: ignore[arg-type]
+    job = RecipeJob((), (), tmp_path / "run", OmegaConf.create(config | {"local": {}}), {})  # type: ignore[arg-type]
     ((folder, outcome),) = tasks._run_jobs([job])
     assert (folder, outcome.status, outcome.message) == (job.folder, status, message)
 

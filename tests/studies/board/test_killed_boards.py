@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedsim.studies.board.board import Board, load_board
+from fedsim.studies.board.board import Leaderboard, load_leaderboard
 from fedsim.studies.board.rows import read_cell_rows
 
 Made = Callable[..., list[str]]
@@ -71,7 +71,7 @@ def test_workers_of_a_killed_command_begin_nothing_more(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_killed_command_goes_on_and_ends_with_the_same_numbers(
-    boards: Path, made: Made, tmp_path: Path, small: Board
+    boards: Path, made: Made, tmp_path: Path, small: Leaderboard
 ) -> None:
     text = (boards / "small.yaml").read_text().replace("rounds=5", "rounds=60")
     (tmp_path / "long.yaml").write_text(text.replace("eval_every=1", "eval_every=20, tracking.checkpoint_every=1"))
@@ -84,7 +84,7 @@ def test_a_killed_command_goes_on_and_ends_with_the_same_numbers(
         time.sleep(0.05)
     command.kill()
     command.wait()
-    board = load_board("long", tmp_path)
+    board = load_leaderboard("long", tmp_path)
     killed = made(board, tmp_path / "results")
     assert not any("tuned" in said for said in killed)
     made(board, tmp_path / "whole")
@@ -95,7 +95,7 @@ def test_a_killed_command_goes_on_and_ends_with_the_same_numbers(
 
 
 @pytest.mark.slow
-def test_several_processes_give_the_same_rows(small: Board, results: Path, made: Made, tmp_path: Path) -> None:
+def test_several_processes_give_the_same_rows(small: Leaderboard, results: Path, made: Made, tmp_path: Path) -> None:
     made(small, tmp_path / "two", jobs=2)
     for cell in small.cells():
         one, other = (read_cell_rows(folder, cell, small).rows for folder in (results, tmp_path / "two"))

@@ -16,9 +16,9 @@ import pytest
 from scipy import stats
 
 from fedsim.core import ConfigError
-from fedsim.studies.board.board import Board, Entry
-from fedsim.studies.board.costs import RoundTimes
-from fedsim.studies.board.findings import Comparison, Finding
+from fedsim.studies.board.board import BoardEntry, Leaderboard
+from fedsim.studies.board.costs import AlgorithmRoundTimes
+from fedsim.studies.board.findings import BoardQuestion, Comparison
 from fedsim.studies.board.markdown import standings_markdown
 from fedsim.studies.board.page import page_data, page_html, write_pages
 from fedsim.studies.board.rows import DONE_STATUS, REFUSED_STATUS, CellRows, Row
@@ -32,11 +32,11 @@ NAMES = ["FedAvg", "MIFA", "slow", "lost", "elsewhere"]
 
 
 @pytest.fixture
-def found(small: Board) -> Standings:
+def found(small: Leaderboard) -> Standings:
     """Six cells: `slow` is worst, `lost` lost a seed in one, `elsewhere` cannot run in one."""
     draw = np.random.default_rng(3)
     small.seeds = list(range(SEEDS))
-    small.entries = {name: Entry([], remembers=name == "MIFA", about=f"it is {name}") for name in NAMES}
+    small.entries = {name: BoardEntry([], remembers=name == "MIFA", about=f"it is {name}") for name in NAMES}
     small.axes = {"availability": {f"a{n}": [] for n in range(6)}}
     cells = []
     for n, cell in enumerate(small.cells()):
@@ -53,7 +53,7 @@ def found(small: Board) -> Standings:
             rows["elsewhere"] = Row(REFUSED_STATUS, "needs everybody")
         cells.append(CellRows(cell, rows))
     times = {"digits": {name: {"ms": 1.5 + k} for k, name in enumerate(NAMES[:4])}}
-    return Standings(small, cells, RoundTimes(times))
+    return Standings(small, cells, AlgorithmRoundTimes(times))
 
 
 def naive_scores(found: Standings, name: str) -> list[float]:
@@ -84,8 +84,8 @@ def test_ranks_wins_and_differences_are_those_of_a_loop(found: Standings) -> Non
                 won += interval(a - b)[0] > 0
             else:
                 won += bool(np.isfinite(a).all())
-        assert found.win_counts[i, j] == won
-    assert found.win_counts.sum() > 3
+        assert found.pairwise_win_counts[i, j] == won
+    assert found.pairwise_win_counts.sum() > 3
 
 
 def test_differences_by_seed_are_of_means_over_the_cells_that_both_have(found: Standings) -> None:
@@ -100,7 +100,7 @@ def test_entries_without_a_cell_in_common_have_no_differences(found: Standings) 
     nothing = copy.copy(found)
     nothing.cell_rows = []
     assert len(nothing.paired_differences("lost", "MIFA").values) == 0
-    assert nothing.shared_cells("lost", "MIFA", "accuracy") == 0
+    assert nothing.num_shared_cells("lost", "MIFA", "accuracy") == 0
 
 
 def test_the_order_after_half_of_the_rounds_is_held_against_that_at_the_end(found: Standings) -> None:
@@ -177,8 +177,10 @@ def test_sentences_state_their_cells_and_where_the_order_is_the_reverse(found: S
     found.board.equivalence_margins = {"received": 0.5, "accuracy": 1e-9}
     few = ["digits/a0", "digits/a1", "*/a3"]
     found.board.findings = [
-        Finding("Is it slow?", [Comparison("FedAvg", "slow", cells=few), Comparison("slow", "FedAvg", cells=few)]),
-        Finding(
+        BoardQuestion(
+            "Is it slow?", [Comparison("FedAvg", "slow", cells=few), Comparison("slow", "FedAvg", cells=few)]
+        ),
+        BoardQuestion(
             "Does it matter?",
             [
                 Comparison("MIFA", "FedAvg", "equivalent", "received", but=["*/a4"]),
@@ -193,7 +195,7 @@ def test_sentences_state_their_cells_and_where_the_order_is_the_reverse(found: S
     )
     p = stats.ttest_1samp(subset.paired_differences("FedAvg", "slow").values, 0).pvalue
     p_same = p_value(
-        found.restricted_to(lambda name: "a4" not in name).paired_differences("MIFA", "FedAvg", "received"), 0.5
+        found.restricted_to_cells(lambda name: "a4" not in name).paired_differences("MIFA", "FedAvg", "received"), 0.5
     )
     assert p_same < p < 0.05 / 3
     assert [each.p_value for each in (same, better, worse, unlike)] == pytest.approx(
@@ -232,7 +234,7 @@ def test_lower_may_be_better_and_only_cells_with_numbers_count(found: Standings)
     names = ("FedAvg", "elsewhere"), ("lost", "FedAvg")
     comparisons = [Comparison("MIFA", "FedAvg", measure="rounds"), *(Comparison(*pair) for pair in names)]
     comparisons.append(Comparison("lost", "FedAvg", measure="rounds", cells=["*/a1"]))
-    found.board.findings = [Finding("Is it cheaper?", comparisons)]
+    found.board.findings = [BoardQuestion("Is it cheaper?", comparisons)]
     ((cheaper, elsewhere, lost, none),) = finding_outcomes(found)
     assert (cheaper.num_cells, cheaper.num_better_cells, cheaper.num_worse_cells) == (5, 5, 0)
     assert outcome_sentence(found, cheaper).startswith('MIFA is better than FedAvg in "rounds" in 5 cells: **-20.25 [')
@@ -305,7 +307,7 @@ def test_the_pages_own_program_says_the_same(found: Standings, tmp_path: Path) -
                 continue
             by, against = part.paired_differences(name, "FedAvg"), part.ranked_entries.index("FedAvg")
             assert lines[name]["difference"] == pytest.approx([by.mean, *by.confidence_interval], rel=1e-9)
-            won, lost = part.win_counts[place, against], part.win_counts[against, place]
+            won, lost = part.pairwise_win_counts[place, against], part.pairwise_win_counts[against, place]
             assert (lines[name]["won"], lines[name]["lost"]) == (won, lost)
 
 

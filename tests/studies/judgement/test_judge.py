@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from fedsim.app import commands
-from fedsim.studies.judgement.environments import ENVIRONMENTS_BY_NAME, Environments
+from fedsim.studies.judgement.environments import ENVIRONMENTS_BY_NAME, BenchmarkEnvironments
 from fedsim.studies.judgement.judge import Contest, judge, rounds_within_budget
 
 pytestmark = pytest.mark.slow
@@ -29,7 +29,7 @@ class Renamed(Strategy):
     def aggregate(self, state, report, t):
         return replace(state, model=state.model - self.server_lr * report.cohort.mean(report.innovation))
 '''
-DIGITS = Environments(
+DIGITS = BenchmarkEnvironments(
     "digits",
     (
         "dataset=digits", "model=linear", "clients=8", "local_steps=2", "batch_size=8", "partition.validation=0.2",
@@ -73,13 +73,13 @@ def test_the_command_writes_one_json_and_one_sentence(tmp_path: Path, monkeypatc
     few_seeds = functools.partial(Contest, tuning_seeds=(0, 1), held_out_seeds=(10, 11, 12))
     monkeypatch.setattr("fedsim.studies.judgement.judge_cli.Contest", few_seeds)
     words = ["clients=6", "local_steps=1", "--rounds", "2", "--against", "fedavg", "--environments", "digits"]
-    commands.run_command("judge", ["mifa", *words])
+    commands.run_subcommand("judge", ["mifa", *words])
     stored = json.loads((tmp_path / "judge" / "mifa.json").read_text())
     assert capsys.readouterr().out.strip() == stored["sentence"]
     assert len(stored["differences"]["digits"]["fedavg"]["held_out_best"]) == 3
     assert list(stored["verdicts"]) == ["digits"]
     with pytest.raises(SystemExit, match="is unknown; choose one of"):
-        commands.run_command("judge", ["mifa", *words[:5], "nowhere"])
+        commands.run_subcommand("judge", ["mifa", *words[:5], "nowhere"])
 
 
 def test_a_longer_budget_has_no_fewer_rounds():

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from fedsim.studies.judgement import judge as judging
-from fedsim.studies.judgement.environments import Environments
+from fedsim.studies.judgement.environments import BenchmarkEnvironments
 from fedsim.studies.judgement.judge import (
     CANDIDATE_ROUNDS,
     GRID_REFINEMENTS,
@@ -27,11 +27,11 @@ from fedsim.studies.judgement.verdict import TOTAL_ERROR_LEVEL, confidence_of_at
 from fedsim.studies.results.paired import PairedDifference
 from fedsim.studies.tuning.space import GridKnob
 
-DIGITS = Environments(
+DIGITS = BenchmarkEnvironments(
     "digits", ("clients=8",), (("availability=markov",),), (("availability=stationary",), ("availability=sine",)),
     ("validation_accuracy", "test_accuracy"), 0.005,
 )  # fmt: skip
-QUADRATICS = Environments(
+QUADRATICS = BenchmarkEnvironments(
     "quadratics", ("clients=6",), (("availability=sine",),), (("availability=markov",), ("availability=stationary",)),
     ("distance_to_optimum", "distance_to_optimum"), 0.05, of_ratios=True,
 )  # fmt: skip
@@ -53,7 +53,7 @@ def number(kind: str, strategy: str, trial: Any, cell: Sequence[str], seed: int)
     return accuracy if kind == "digits" else 2.0**-accuracy
 
 
-def kind_of(overrides: Sequence[str]) -> Environments:
+def kind_of(overrides: Sequence[str]) -> BenchmarkEnvironments:
     return DIGITS if "clients=8" in overrides else QUADRATICS
 
 
@@ -95,7 +95,7 @@ def no_run_begins(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(judging, "run_to_rung", lambda federations, rounds, *given: None)
 
 
-def means(kind: Environments, strategy: str, trial: Any) -> np.ndarray:
+def means(kind: BenchmarkEnvironments, strategy: str, trial: Any) -> np.ndarray:
     """[R] advantages over the held-out cells: accuracies, or logarithms of inverse distances."""
     cells, seeds = kind.held_out_cells, CONTEST.held_out_seeds
     values = np.array([[number(kind.name, strategy, trial, cell, seed) for cell in cells] for seed in seeds])
@@ -103,7 +103,7 @@ def means(kind: Environments, strategy: str, trial: Any) -> np.ndarray:
 
 
 @pytest.mark.parametrize("kind", [DIGITS, QUADRATICS], ids=["digits", "quadratics"])
-def test_the_evidence_are_differences_by_seed(kind: Environments, tmp_path: Path) -> None:
+def test_the_evidence_are_differences_by_seed(kind: BenchmarkEnvironments, tmp_path: Path) -> None:
     judgement = judge("mifa", ("fedavg", "fedau"), CONTEST, tmp_path)
     own = means(kind, "mifa", FAST)
     for name in ("fedavg", "fedau"):

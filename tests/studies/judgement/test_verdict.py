@@ -103,11 +103,11 @@ def test_the_best_trial_is_of_finite_values() -> None:
 
 def test_differences_of_distances_are_those_of_logarithms() -> None:
     near, far = (
-        ENVIRONMENTS_BY_NAME["quadratics"].comparable_values(np.array([0.1, 0.0])),
-        ENVIRONMENTS_BY_NAME["quadratics"].comparable_values(np.array([0.2, 0.0])),
+        ENVIRONMENTS_BY_NAME["quadratics"].comparison_scale_values(np.array([0.1, 0.0])),
+        ENVIRONMENTS_BY_NAME["quadratics"].comparison_scale_values(np.array([0.2, 0.0])),
     )
     np.testing.assert_allclose(far - near, [np.log(2), 0.0])
-    assert ENVIRONMENTS_BY_NAME["digits"].comparable_values(near) is near
+    assert ENVIRONMENTS_BY_NAME["digits"].comparison_scale_values(near) is near
 
 
 def test_the_ledger_counts_each_strategy_once(tmp_path: Path) -> None:

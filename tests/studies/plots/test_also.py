@@ -6,7 +6,7 @@ import csv
 from pathlib import Path
 
 from fedsim.studies.plots.cells import ResultCell
-from fedsim.studies.plots.curves import curves_figure, metrics_of
+from fedsim.studies.plots.curves import curve_metrics, curves_figure
 from fedsim.studies.reproduce.report import save_curves
 from fedsim.studies.results.runs import Run
 
@@ -35,8 +35,8 @@ def test_the_other_model_is_dotted_in_the_same_colour_and_named():
 
 
 def test_its_curve_is_written_beside_the_picture_for_the_runs_that_have_it(tmp_path):
-    assert metrics_of(OPTIONS) == ["train_loss", "client_mean_train_loss"]
-    save_curves(tmp_path / "curves.csv", cells(), metrics_of(OPTIONS), {})
+    assert curve_metrics(OPTIONS) == ["train_loss", "client_mean_train_loss"]
+    save_curves(tmp_path / "curves.csv", cells(), curve_metrics(OPTIONS), {})
     with open(tmp_path / "curves.csv") as file:
         written = [(row["algorithm"], row["metric"]) for row in csv.DictReader(file) if row["round"] == "0"]
     assert written == [("FedPBC", "train_loss"), ("FedPBC", "client_mean_train_loss"), ("FedAvg", "train_loss")]

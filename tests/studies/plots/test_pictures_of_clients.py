@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from made import curve, run
 
-from fedsim.run.tracking.clients import Clients
+from fedsim.run.tracking.clients import ClientSummary
 from fedsim.studies.plots import clients
 from fedsim.studies.results.differences import load_runs
 
 
-def with_clients(folder: Path, records: list[Clients]) -> list[Any]:
+def with_clients(folder: Path, records: list[ClientSummary]) -> list[Any]:
     """Runs, one for each record."""
     for number, _ in enumerate(records):
         run(folder / str(number), {"lr": number}, {"test_accuracy": curve(0.1, 0.5)})
@@ -25,10 +25,10 @@ def with_clients(folder: Path, records: list[Clients]) -> list[Any]:
     return found
 
 
-def record(seed: int, held_out: bool = True) -> Clients:
+def record(seed: int, held_out: bool = True) -> ClientSummary:
     draw = np.random.default_rng(seed)
     numbers = draw.uniform(0, 1, (2, 5))
-    return Clients(
+    return ClientSummary(
         5, numbers, np.full(5, 10), draw.dirichlet(np.ones(3), 5), draw.random((5, 12)) < 0.5,
         held_out=numbers / 2 if held_out else None, metrics={"mine": 3 * numbers},
     )  # fmt: skip

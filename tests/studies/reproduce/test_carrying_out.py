@@ -56,13 +56,13 @@ def carried_out(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Re
     root = tmp_path_factory.mktemp("small")
     (root / "mine").mkdir()
     (root / "mine" / "small.yaml").write_text(SMALL)
-    return root / "out", cli.reproduce_recipes(load_recipe("mine/small", root), "smoke", "cpu", root / "out", jobs="1")
+    return root / "out", cli.reproduce_recipe(load_recipe("mine/small", root), "smoke", "cpu", root / "out", jobs="1")
 
 
-def job_of(number: int, dataset: str = "digits", local: str = "SGD", lr: float = 0.1) -> runner.Job:
+def job_of(number: int, dataset: str = "digits", local: str = "SGD", lr: float = 0.1) -> runner.RecipeJob:
     same = {name: {} for name in ("model", "shift", "contamination")}
     config = {"dataset": dataset, "local": {"_target_": local, "lr": lr}, "rounds": 3, "deterministic": False, **same}
-    return runner.Job((), (), Path(str(number)), OmegaConf.create(config), {})
+    return runner.RecipeJob((), (), Path(str(number)), OmegaConf.create(config), {})
 
 
 @pytest.mark.parametrize("processes", [1, 2, 3, 5, 8])
@@ -102,24 +102,24 @@ def test_finished_runs_are_not_run_again_and_scales_do_not_meet(
     shutil.copytree(out, folder / "out")
     recipe = load_recipe("mine/small", folder)
     ran: list[str] = []
-    genuine = runner.job_steps
-    monkeypatch.setattr(runner, "job_steps", lambda job, **how: ran.append(job.setting.name) or genuine(job, **how))
-    again = cli.reproduce_recipes(recipe, "smoke", "cpu", folder / "out", jobs="1")
+    genuine = runner.job_local_tasks
+    monkeypatch.setattr(
+        runner, "job_local_tasks", lambda job, **how: ran.append(job.setting.name) or genuine(job, **how)
+    )
+    again = cli.reproduce_recipe(recipe, "smoke", "cpu", folder / "out", jobs="1")
     assert again == first
     assert ran == []
     assert "4 runs, 4 of them finished already" in capsys.readouterr().out
     recipe.scales["smoke"].printed = False  # another problem than the paper's
-    assert [line.paper for line in cli.reproduce_recipes(recipe, "smoke", "cpu", folder / "out", jobs="1")] == [
-        None
-    ] * 3
-    cli.reproduce_recipes(recipe, "cpu", "cpu", folder / "out", jobs="1")
+    assert [line.paper for line in cli.reproduce_recipe(recipe, "smoke", "cpu", folder / "out", jobs="1")] == [None] * 3
+    cli.reproduce_recipe(recipe, "cpu", "cpu", folder / "out", jobs="1")
     assert len(ran) == 4
 
 
 @pytest.mark.slow
 def test_several_at_once_give_the_same_numbers(folder: Path, carried_out: tuple[Path, list[ReportRow]]) -> None:
     assert (
-        cli.reproduce_recipes(load_recipe("mine/small", folder), "smoke", "cpu", folder / "out", jobs="2")
+        cli.reproduce_recipe(load_recipe("mine/small", folder), "smoke", "cpu", folder / "out", jobs="2")
         == carried_out[1]
     )
 
@@ -135,8 +135,8 @@ def test_a_run_that_does_not_reach_its_end_has_the_outcome_that_its_error_says(
         raise error
 
     monkeypatch.setattr(runner, "run_steps", fail)
-    job = runner.Job(RecipeSetting((), ()), (), tmp_path, OmegaConf.create({}), {})
-    assert run_to_completion(runner.job_steps(job)) == runner.Outcome(status, str(error))
+    job = runner.RecipeJob(RecipeSetting((), ()), (), tmp_path, OmegaConf.create({}), {})
+    assert run_to_completion(runner.job_local_tasks(job)) == runner.Outcome(status, str(error))
 
 
 LONG = """
@@ -147,7 +147,7 @@ from fedsim.studies.reproduce.recipe import load_recipe
 
 if __name__ == "__main__":
     folder = Path(sys.argv[1])
-    cli.reproduce_recipes(load_recipe("mine/small", folder), "cpu", "cpu", folder / "out", jobs="2")
+    cli.reproduce_recipe(load_recipe("mine/small", folder), "cpu", "cpu", folder / "out", jobs="2")
 """
 
 
@@ -195,7 +195,7 @@ def wait_until(condition: Callable[[], bool], seconds: float = 120) -> None:
 def test_absent_data_and_divergence_are_reported_not_fatal(folder: Path) -> None:
     text = SMALL.replace('"1e-6": lr=0.000001', "absent: [dataset=mnist, dataset.root=nowhere], wild: lr=1e38")
     (folder / "mine" / "small.yaml").write_text(text.replace("tune:", "# "))
-    lines = cli.reproduce_recipes(load_recipe("mine/small", folder), "smoke", "cpu", folder / "out", jobs="1")
+    lines = cli.reproduce_recipe(load_recipe("mine/small", folder), "smoke", "cpu", folder / "out", jobs="1")
     report = json.loads((folder / "out/mine/results/small-smoke/report.json").read_text())
     assert [line.name for line in lines] == ["FedAvg / 0.1", "FedAWE / 0.1", "training helps"]
     assert "skipped, dataset=mnist: no usable files" in report["skipped"]["FedAvg / absent"]
@@ -223,7 +223,7 @@ def test_absent_data_and_divergence_are_reported_not_fatal(folder: Path) -> None
 def test_a_bad_recipe_is_one_sentence(folder: Path, old: str, new: str, message: str) -> None:
     (folder / "mine" / "small.yaml").write_text(SMALL.replace(old, new))
     with pytest.raises(ConfigError, match=message) as caught:
-        cli.reproduce_recipes(load_recipe("mine/small", folder), "smoke", "cpu", folder / "out", jobs="1")
+        cli.reproduce_recipe(load_recipe("mine/small", folder), "smoke", "cpu", folder / "out", jobs="1")
     assert "\n" not in str(caught.value)
 
 
@@ -247,7 +247,7 @@ def test_the_log_names_settings_without_effect_that_the_user_gave_alone(caplog: 
     log = logging.getLogger("fedsim.run.settings")
     for given, kept in ((["strategy.beta=2"], ["strategy.beta"]), (None, ["dataset.augment.per", "strategy.beta"])):
         caplog.clear()
-        with runner.limit_settings_warnings(given):
+        with runner.filter_settings_warnings(given):
             log.warning("dataset.augment.per=batch has no effect without dataset.augment")
             log.warning("strategy.beta=2 has no effect without strategy.kind=hinge")
         assert [message.partition("=")[0] for message in caplog.messages] == kept
@@ -280,7 +280,7 @@ def test_a_column_that_no_run_measures_is_refused_before_the_runs(
     (tmp_path / "mine" / "small.yaml").write_text("\n".join([*kept, *changes.splitlines()]))
     monkeypatch.setattr(cli, "run_jobs", lambda *given: pytest.fail("a run began"))
     with pytest.raises(ConfigError, match=f"^mine/small: .*{says}"):
-        cli.reproduce_recipes(load_recipe("mine/small", tmp_path), "smoke", "cpu", tmp_path / "out", jobs="1")
+        cli.reproduce_recipe(load_recipe("mine/small", tmp_path), "smoke", "cpu", tmp_path / "out", jobs="1")
 
 
 def test_a_column_that_one_run_lacks_is_refused_after_the_runs(carried_out: tuple[Path, list[ReportRow]]) -> None:
@@ -291,4 +291,4 @@ def test_a_column_that_one_run_lacks_is_refused_after_the_runs(carried_out: tupl
     with pytest.raises(
         ConfigError, match=r"measures.late needs the column validation_accuracy, which the run in .*/runs/"
     ):
-        report.measure_cells(recipe, [ResultCell({"algorithm": "FedAvg", "rate": "0.1"}, run)])
+        report.compute_cell_measures(recipe, [ResultCell({"algorithm": "FedAvg", "rate": "0.1"}, run)])

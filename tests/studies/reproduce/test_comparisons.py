@@ -12,7 +12,7 @@ from fedsim.studies.reproduce.comparison import Comparison
 from fedsim.studies.reproduce.number import MeasuredNumber
 from fedsim.studies.reproduce.recipe import list_recipe_names, load_recipe
 from fedsim.studies.reproduce.report import judge_comparisons
-from fedsim.studies.reproduce.stored import report_labels
+from fedsim.studies.reproduce.stored import labels_in_report
 
 
 def numbers(table: dict[tuple[str, str], list[float]], paper: float | None = None) -> list[MeasuredNumber]:
@@ -104,10 +104,12 @@ def test_results_of_some_scale_decide_each_comparison(name: str) -> None:
     recipe = load_recipe(name)
     undecided = {comparison.we_test for comparison in recipe.comparisons}
     for scale in ("cpu", "paper"):
-        places = [report_labels(recipe, setting) for setting in recipe.settings(scale)]
+        places = [labels_in_report(recipe, setting) for setting in recipe.settings(scale)]
         made_up = {
             measure: [
-                MeasuredNumber(at, np.array([1.0, 2.0, 4.0]), recipe.paper_value(measure, at), recipe.is_fitted(at))
+                MeasuredNumber(
+                    at, np.array([1.0, 2.0, 4.0]), recipe.paper_value(measure, at), recipe.has_fitted_label(at)
+                )
                 for at in places
             ]
             for measure in recipe.measures

@@ -13,9 +13,9 @@ import yaml
 from fedsim.core import ConfigError
 from fedsim.studies.reproduce import statements as verdicts
 from fedsim.studies.reproduce.comparison import VERDICTS_WORST_FIRST, Comparison, Judgement
-from fedsim.studies.reproduce.ledger import Statement, load_ledger, papers_with_ledger
+from fedsim.studies.reproduce.ledger import Statement, load_statement_ledger, papers_with_ledger
 from fedsim.studies.reproduce.recipe import list_recipe_names, load_recipe
-from fedsim.studies.reproduce.statements import ComparisonEvidence, judge_statement
+from fedsim.studies.reproduce.statements import StatementEvidence, judge_statement
 
 LEDGER: dict[str, Any] = {
     "paper": {"short": "P", "title": "T", "authors": "A", "venue": "V", "year": 2024, "link": "https://arxiv.org/abs/1"},
@@ -52,8 +52,8 @@ def changed(**content: Any) -> dict[str, Any]:
 def test_a_ledger_is_no_recipe_and_is_read(tmp_path: Path) -> None:
     write(tmp_path)
     assert (list_recipe_names(tmp_path), papers_with_ledger(tmp_path)) == (["p/fig1"], ["p"])
-    ledger = load_ledger("p", tmp_path)
-    ledger.check_covered({"p/fig1": load_recipe("p/fig1", tmp_path).comparisons})
+    ledger = load_statement_ledger("p", tmp_path)
+    ledger.check_statements_covered({"p/fig1": load_recipe("p/fig1", tmp_path).comparisons})
     assert [statement.id for statement in ledger.statements] == ["fig1-falls", "thm1-rate"]
 
 
@@ -74,7 +74,7 @@ def test_a_ledger_is_no_recipe_and_is_read(tmp_path: Path) -> None:
 )
 def test_a_ledger_that_contradicts_itself_is_refused(tmp_path: Path, ledger: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        load_ledger("p", write(tmp_path, ledger))
+        load_statement_ledger("p", write(tmp_path, ledger))
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,9 @@ def test_a_statement_is_decided_or_says_why_not(
 ) -> None:
     write(tmp_path, ledger, recipe)
     with pytest.raises(ConfigError, match=message):
-        load_ledger("p", tmp_path).check_covered({"p/fig1": load_recipe("p/fig1", tmp_path).comparisons})
+        load_statement_ledger("p", tmp_path).check_statements_covered(
+            {"p/fig1": load_recipe("p/fig1", tmp_path).comparisons}
+        )
 
 
 STATEMENT = Statement("s", "Fig. 1", "there", "so it is")
@@ -110,10 +112,10 @@ STATEMENT = Statement("s", "Fig. 1", "there", "so it is")
 
 def evidence(
     word: str, scale: str = "paper", reduced: str = "", reason: bool = True, choice: str = ""
-) -> ComparisonEvidence:
+) -> StatementEvidence:
     because = {"reason": "why", "shown_by": "p/other"} if reason else {}
     comparison = Comparison("…", {}, "below", 1.0, statement="s", choice=choice, **because)
-    return ComparisonEvidence("p/fig1", comparison, scale, reduced, Judgement(comparison, word, ""))
+    return StatementEvidence("p/fig1", comparison, scale, reduced, Judgement(comparison, word, ""))
 
 
 @pytest.mark.parametrize(
@@ -149,7 +151,7 @@ def evidence(
         ([evidence("held", choice="a"), evidence("held", choice="b"), evidence("contradicted")], "refuted", ""),
     ],
 )
-def test_the_verdict_on_a_statement(those: list[ComparisonEvidence], word: str, remark: str) -> None:
+def test_the_verdict_on_a_statement(those: list[StatementEvidence], word: str, remark: str) -> None:
     for order in itertools.permutations(those) if "choice" not in word else [those]:
         verdict = judge_statement(STATEMENT, order)
         assert (verdict.verdict_label, verdict.remark) == (word, remark)
@@ -167,10 +169,10 @@ def test_a_verdict_names_the_seeds_of_the_stored_results(tmp_path: Path) -> None
     judged = {("p/fig1", "paper"): [Judgement(recipe.comparisons[0], "held", "")]}
     for seeds, expected in (({}, ""), ({("p/fig1", "paper"): 1}, "1 seed"), ({("p/fig1", "paper"): 3}, "3 seeds")):
         those = verdicts.evidence_by_statement([recipe], judged, seeds)["fig1-falls"]
-        assert judge_statement(STATEMENT, those).seeds_text == expected
-    more = verdicts.ComparisonEvidence("p/fig2", recipe.comparisons[0], "paper", "", those[0].judgement, 10)
-    not_run = verdicts.ComparisonEvidence("p/fig3", recipe.comparisons[0])
-    assert judge_statement(STATEMENT, [more, *those, not_run]).seeds_text == "3 to 10 seeds"
+        assert judge_statement(STATEMENT, those).seed_counts_text == expected
+    more = verdicts.StatementEvidence("p/fig2", recipe.comparisons[0], "paper", "", those[0].judgement, 10)
+    not_run = verdicts.StatementEvidence("p/fig3", recipe.comparisons[0])
+    assert judge_statement(STATEMENT, [more, *those, not_run]).seed_counts_text == "3 to 10 seeds"
 
 
 def test_the_largest_scale_that_was_run_decides_and_is_told(tmp_path: Path) -> None:

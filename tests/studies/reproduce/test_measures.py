@@ -13,7 +13,7 @@ from fedsim.studies.plots.cells import ResultCell
 from fedsim.studies.plots.curves import exponential_moving_average
 from fedsim.studies.reproduce.measures import make_measure
 from fedsim.studies.reproduce.number import MeasuredNumber
-from fedsim.studies.reproduce.report import is_rival, number_row, unreached_target_texts
+from fedsim.studies.reproduce.report import needs_other_cell, number_row, unreached_target_texts
 from fedsim.studies.results.crossing import rounds_to_target
 from fedsim.studies.results.runs import Run
 
@@ -260,5 +260,5 @@ def test_until_when_a_run_is_ahead_is_where_its_summed_lead_is_largest() -> None
 def test_a_run_is_compared_with_that_at_the_named_labels() -> None:
     cells = [ResultCell({"data": d, "algorithm": a}, run()) for d in "xy" for a in ("APFL", "FedAvg")]
     measure = make_measure(metric="accuracy", ahead_of={"algorithm": "FedAvg"})
-    rivals = [[other.axis_labels for other in cells if is_rival(measure, other, cell)] for cell in cells]
+    rivals = [[other.axis_labels for other in cells if needs_other_cell(measure, other, cell)] for cell in cells]
     assert rivals == [[{"data": "x", "algorithm": "FedAvg"}], [], [{"data": "y", "algorithm": "FedAvg"}], []]

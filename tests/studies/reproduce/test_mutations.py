@@ -9,7 +9,7 @@ import pytest
 
 from fedsim.studies.reproduce import stored
 from fedsim.studies.reproduce.comparison import Comparison
-from fedsim.studies.reproduce.mutations import chance_of_holding, exchange_sides, relabelled_sides, vacuity_reasons
+from fedsim.studies.reproduce.mutations import chance_of_holding, relabelled_sides, swap_sides, vacuity_reasons
 from fedsim.studies.reproduce.number import MeasuredNumber
 from fedsim.studies.reproduce.recipe import load_recipe, recipe_folder
 
@@ -50,7 +50,7 @@ def test_a_bound_so_loose_that_either_side_keeps_it_is_found() -> None:
 def test_a_rule_that_asks_for_no_interval_is_held_by_chance(monkeypatch: pytest.MonkeyPatch) -> None:
     """Were the means alone compared, half of all relabellings would be held: the mutation sees it."""
     numbers = two(1 + 0.1 * DRAW.standard_normal(6), 1.2 + 0.1 * DRAW.standard_normal(6))
-    sides = comparison().matching_sides(numbers)
+    sides = comparison().compared_sides(numbers)
     assert chance_of_holding(comparison(), sides) <= 0.05
     monkeypatch.setattr(
         "fedsim.studies.reproduce.intervals.MeanDifference.interval_half_width", lambda self, least=0.0: 0.0
@@ -67,17 +67,17 @@ def test_near_needs_a_margin_that_something_exceeds(within: float, wrong: int) -
 
 def test_exchanging_the_sides_changes_the_sign_of_the_difference() -> None:
     a, b = DRAW.standard_normal((2, 6))
-    (sides,) = comparison().matching_sides(two(a, b))
-    assert exchange_sides(sides).left_number.values.tolist() == b.tolist()
-    assert exchange_sides(sides).right_side.values.tolist() == a.tolist()
-    (about,) = comparison(than=0.5).matching_sides(two(a, b))
-    assert exchange_sides(about).left_number.values == pytest.approx(1 - a)
+    (sides,) = comparison().compared_sides(two(a, b))
+    assert swap_sides(sides).left_number.values.tolist() == b.tolist()
+    assert swap_sides(sides).right_side.values.tolist() == a.tolist()
+    (about,) = comparison(than=0.5).compared_sides(two(a, b))
+    assert swap_sides(about).left_number.values == pytest.approx(1 - a)
 
 
 @pytest.mark.parametrize(("seeds", "count"), [(2, 3), (3, 7), (8, 255), (9, 500)])
 def test_relabelling_leaves_the_labels_as_they_are_out_and_keeps_every_value(seeds: int, count: int) -> None:
     a, b = DRAW.standard_normal((2, seeds))
-    (sides,) = comparison().matching_sides(two(a, b, tuple(range(seeds))))
+    (sides,) = comparison().compared_sides(two(a, b, tuple(range(seeds))))
     changed = list(relabelled_sides([sides]))
     assert abs(len(changed) - count) <= (seeds > 8)
     for (each,) in changed:
@@ -88,7 +88,7 @@ def test_relabelling_leaves_the_labels_as_they_are_out_and_keeps_every_value(see
 
 def test_sides_without_common_seeds_are_pooled_and_dealt_anew() -> None:
     a, b = DRAW.standard_normal((2, 4))
-    (sides,) = comparison().matching_sides(two(a, b, None))
+    (sides,) = comparison().compared_sides(two(a, b, None))
     dealt = [each for (each,) in relabelled_sides([sides])]
     lefts = {tuple(sorted(each.left_number.values)) for each in dealt}
     assert tuple(sorted(a)) not in lefts
@@ -96,7 +96,7 @@ def test_sides_without_common_seeds_are_pooled_and_dealt_anew() -> None:
 
 
 @pytest.mark.parametrize("result", RESULTS, ids=lambda result: f"{result.recipe}-{result.scale}")
-def test_every_held_comparison_of_the_committed_results_could_have_failed(result: stored.StoredResult) -> None:
+def test_every_held_comparison_of_the_committed_results_could_have_failed(result: stored.StoredRecipeResult) -> None:
     recipe = load_recipe(result.recipe)
     for each, numbers, others in stored.comparisons_with_numbers(result, recipe):
         assert vacuity_reasons(each, numbers, others) == [], each.we_test

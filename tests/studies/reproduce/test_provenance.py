@@ -17,10 +17,10 @@ from fedsim.studies.reproduce import stored, verify
 from fedsim.studies.reproduce.number import MeasuredNumber
 from fedsim.studies.reproduce.provenance import (
     SOURCES_FILE,
-    check_traceable,
+    check_clean_checkout,
     commit_hash,
-    provenance_text,
-    single_source_hash,
+    common_source_hash,
+    provenance_status,
     source_hash,
 )
 from fedsim.studies.reproduce.recipe import load_recipe, recipe_folder
@@ -70,10 +70,10 @@ def test_the_hash_follows_names_and_contents_and_nothing_else(checkout: Path) ->
 
 def test_a_clean_commit_of_a_branch_may_write_results(checkout: Path) -> None:
     experiments = checkout / "experiments"
-    check_traceable(experiments, experiments)
+    check_clean_checkout(experiments, experiments)
     (experiments / "p" / "results" / "fig1-paper").mkdir(parents=True)
     (experiments / "p" / "results" / "fig1-paper" / "report.json").write_text("{}")  # what the recipe before left
-    check_traceable(experiments, experiments)
+    check_clean_checkout(experiments, experiments)
     made_by = commit_hash(checkout)
     assert made_by is not None
     assert not made_by.endswith("+")
@@ -84,8 +84,8 @@ def test_an_unclean_tree_may_not(checkout: Path, path: str) -> None:
     (checkout / path).write_text("changed")
     experiments = checkout / "experiments"
     with pytest.raises(ConfigError, match="the checkout has changes; commit them first"):
-        check_traceable(experiments, experiments)
-    check_traceable(checkout / "elsewhere", experiments)
+        check_clean_checkout(experiments, experiments)
+    check_clean_checkout(checkout / "elsewhere", experiments)
     assert str(commit_hash(checkout)).endswith("+")
 
 
@@ -95,14 +95,14 @@ def test_a_commit_that_no_branch_has_may_not(checkout: Path) -> None:
     git(checkout, "commit", "-q", "-a", "-m", "on no branch")
     experiments = checkout / "experiments"
     with pytest.raises(ConfigError, match="no branch has the commit"):
-        check_traceable(experiments, experiments)
+        check_clean_checkout(experiments, experiments)
     git(checkout, "branch", "kept")
-    check_traceable(experiments, experiments)
+    check_clean_checkout(experiments, experiments)
 
 
 def test_no_checkout_may_not(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="this is not a git checkout"):
-        check_traceable(tmp_path, tmp_path)
+        check_clean_checkout(tmp_path, tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -116,7 +116,7 @@ def test_no_checkout_may_not(tmp_path: Path) -> None:
     ],
 )
 def test_a_report_is_traced_verified_or_unverified(report: dict[str, Any], word: str) -> None:
-    assert provenance_text(report) == word
+    assert provenance_status(report) == word
 
 
 @pytest.mark.parametrize(
@@ -144,46 +144,46 @@ def test_repeated_numbers_agree_within_the_stated_tolerance(
 
 
 @pytest.fixture
-def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[stored.StoredResult]:
+def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[stored.StoredRecipeResult]:
     """Of a small recipe, just made."""
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "small.yaml").write_text(RECIPE)
     monkeypatch.setattr(verify, "load_recipe", lambda name: load_recipe(name, tmp_path))
     monkeypatch.setattr(stored, "load_recipe", lambda name, folder=None: load_recipe(name, tmp_path))
-    cli.reproduce_recipes(load_recipe("mine/small", tmp_path), "smoke", "cpu", tmp_path / "out", jobs="1")
+    cli.reproduce_recipe(load_recipe("mine/small", tmp_path), "smoke", "cpu", tmp_path / "out", jobs="1")
     return stored.load_stored_results(tmp_path / "out")
 
 
 def test_results_come_out_again_and_a_changed_number_does_not(
-    results: list[stored.StoredResult], capsys: pytest.CaptureFixture[str]
+    results: list[stored.StoredRecipeResult], capsys: pytest.CaptureFixture[str]
 ) -> None:
     (result,) = results
     assert len(result.report_content["sources"]) == 64
     assert set(result.report_content["seconds"]) == {"FedAvg", "FedAWE"}
-    assert verify.verify_results(results, 2)
+    assert verify.verify_by_rerunning(results, 2)
     assert "1 numbers as stored" in capsys.readouterr().out
-    assert "verified" not in result.report_content or provenance_text(result.report_content) != "unverified"
+    assert "verified" not in result.report_content or provenance_status(result.report_content) != "unverified"
     with pytest.raises(ConfigError, match="there are 0 runs of stored results that are recorded to take at most 0 s"):
-        verify.verify_results(results, 1, max_seconds=0)
-    for row in result.number_rows:
+        verify.verify_by_rerunning(results, 1, max_seconds=0)
+    for row in result.measured_number_rows:
         row["values"] = [value + 1 for value in row["values"]]
-    assert not verify.verify_results(results, 1)
+    assert not verify.verify_by_rerunning(results, 1)
     assert " instead of " in capsys.readouterr().out
 
 
-def test_runs_that_other_sources_made_leave_no_trace(results: list[stored.StoredResult], tmp_path: Path) -> None:
+def test_runs_that_other_sources_made_leave_no_trace(results: list[stored.StoredRecipeResult], tmp_path: Path) -> None:
     (result,) = results
     runs = [path.parent for path in (tmp_path / "out").rglob(SOURCES_FILE)]
     assert len(runs) == 2
-    assert single_source_hash(runs) == source_hash() == result.report_content["sources"]
+    assert common_source_hash(runs) == source_hash() == result.report_content["sources"]
     (runs[0] / SOURCES_FILE).write_text("others\n")
-    cli.reproduce_recipes(load_recipe("mine/small", tmp_path), "smoke", "cpu", tmp_path / "out", jobs="1")
+    cli.reproduce_recipe(load_recipe("mine/small", tmp_path), "smoke", "cpu", tmp_path / "out", jobs="1")
     assert stored.load_stored_results(tmp_path / "out")[0].report_content["sources"] is None
     (runs[0] / SOURCES_FILE).unlink()
-    assert single_source_hash(runs) is None
+    assert common_source_hash(runs) is None
 
 
-def test_an_old_report_is_unverified_until_a_run_comes_out_again(results: list[stored.StoredResult]) -> None:
+def test_an_old_report_is_unverified_until_a_run_comes_out_again(results: list[stored.StoredRecipeResult]) -> None:
     (result,) = results
     path = result.folder / "report.json"
     content = json.loads(path.read_text())
@@ -193,24 +193,26 @@ def test_an_old_report_is_unverified_until_a_run_comes_out_again(results: list[s
             del row[key]
     path.write_text(json.dumps(content))
     (old,) = stored.load_stored_results(result.folder.parents[2])
-    assert provenance_text(old.report_content) == "unverified"
+    assert provenance_status(old.report_content) == "unverified"
     changed = [row | {"ours": 9.0} for row in old.report_content["rows"]]
-    assert not verify.verify_results([stored.StoredResult(old.folder, old.report_content | {"rows": changed})], 1)
-    assert provenance_text(json.loads(path.read_text())) == "unverified"
-    assert verify.verify_results([old], 1)
+    assert not verify.verify_by_rerunning(
+        [stored.StoredRecipeResult(old.folder, old.report_content | {"rows": changed})], 1
+    )
+    assert provenance_status(json.loads(path.read_text())) == "unverified"
+    assert verify.verify_by_rerunning([old], 1)
     written = json.loads(path.read_text())
-    assert provenance_text(written) == "verified"
+    assert provenance_status(written) == "verified"
     assert set(written["verified"].values()) == {source_hash()}
     assert written["seconds"].keys() == written["verified"].keys()
     assert len(verify.verification_candidates([old], max_seconds=1e9)) == 1
-    assert verify.verify_results([old], 1, max_seconds=1e9)
+    assert verify.verify_by_rerunning([old], 1, max_seconds=1e9)
     assert json.loads(path.read_text()) == written
-    assert verify.verify_results([old], 2)
+    assert verify.verify_by_rerunning([old], 2)
     assert len(json.loads(path.read_text())["verified"]) == 2
 
 
 def test_judging_anew_rewrites_the_verdicts_and_keeps_the_numbers(
-    results: list[stored.StoredResult], tmp_path: Path
+    results: list[stored.StoredRecipeResult], tmp_path: Path
 ) -> None:
     (result,) = results
     before = json.loads((result.folder / "report.json").read_text())["rows"]
@@ -227,7 +229,7 @@ def test_judging_anew_rewrites_the_verdicts_and_keeps_the_numbers(
 @pytest.mark.parametrize(
     "result", stored.load_stored_results(recipe_folder()), ids=lambda result: f"{result.recipe}-{result.scale}"
 )
-def test_the_committed_verdicts_are_those_of_the_recipes(result: stored.StoredResult) -> None:
+def test_the_committed_verdicts_are_those_of_the_recipes(result: stored.StoredRecipeResult) -> None:
     """fedsim-reproduce --judge writes them again."""
     told = [
         (row["name"], row["verdict"], row["detail"]) for row in result.report_content["rows"] if row.get("comparison")
@@ -243,6 +245,6 @@ def test_a_run_is_repeated_with_as_many_threads_as_it_had(tmp_path: Path) -> Non
     before = torch.get_num_threads()
     for recorded, expected in ((before + 1, before + 1), (None, before)):
         content = {} if recorded is None else {"threads": recorded}
-        with verify._recorded_threads(stored.StoredResult(tmp_path, content)):
+        with verify._use_recorded_threads(stored.StoredRecipeResult(tmp_path, content)):
             assert torch.get_num_threads() == expected
         assert torch.get_num_threads() == before

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from fedsim.studies.reproduce import reproduce_cli as cli
-from fedsim.studies.reproduce.measures import RoundsAhead, RoundsToTarget
+from fedsim.studies.reproduce.measures import LeadEndRound, RoundsToTarget
 from fedsim.studies.reproduce.recipe import Recipe, list_recipe_names, load_recipe
 
 HANDFUL = (
@@ -88,7 +88,7 @@ def test_the_handful_meets_every_kind_of_recipe() -> None:
 @pytest.mark.parametrize("name", EACH)
 def test_smoke_runs_reports_and_draws(name: str, tmp_path: Path) -> None:
     recipe = load_recipe(name)
-    lines = cli.reproduce_recipes(recipe, "smoke", "cpu", tmp_path, jobs="1", overrides=("tracking.progress=none",))
+    lines = cli.reproduce_recipe(recipe, "smoke", "cpu", tmp_path, jobs="1", overrides=("tracking.progress=none",))
     paper, _, short = name.partition("/")
     folder = tmp_path / paper / "results" / f"{short}-smoke"
     report = json.loads((folder / "report.json").read_text(), parse_constant=pytest.fail)
@@ -102,10 +102,10 @@ def test_smoke_runs_reports_and_draws(name: str, tmp_path: Path) -> None:
     if recipe.train:
         expected = len(recipe.settings("smoke")) * len(recipe.measures)
         if recipe.tune is not None:
-            expected //= len(recipe.axes_at("smoke")[recipe.tune.axis])
+            expected //= len(recipe.axes_at_scale("smoke")[recipe.tune.axis])
         numbers = [row for row in report["rows"] if row["comparison"] is None]
         assert len(numbers) == expected
-        rare = (RoundsToTarget, RoundsAhead)  # and windows that end after a few rounds
+        rare = (RoundsToTarget, LeadEndRound)  # and windows that end after a few rounds
         names_of = tuple(n for n, m in recipe.measures.items() if isinstance(m, rare) or getattr(m, "window", None))
         assert all(row["ours"] is not None for row in numbers if not row["name"].endswith(names_of))
         with open(folder / "results.csv", newline="") as file:

@@ -21,4 +21,4 @@ def test_a_trial_that_did_not_end_well_is_never_the_best(best: str, expected: st
         ResultCell({"rate": label, "strategy": "b"}, values_by_measure={"loss": np.array([1.0])})
         for label in ("x", "y")
     ]
-    assert TunedAxis("rate", "loss", best).best_labels(cells + other) == {"a": expected, "b": "x"}
+    assert TunedAxis("rate", "loss", best).best_label_by_place(cells + other) == {"a": expected, "b": "x"}

@@ -217,7 +217,7 @@ def test_the_table_for_a_terminal_says_verdict_reason_and_what_is_fitted() -> No
         report.ReportRow("A, fitted", paper=5.0, ours=5.0, std=0.1, fitted=True),
         *map(report.comparison_row, judged),
     ]
-    lines = report.rows_table(rows).splitlines()
+    lines = report.format_report_rows(rows).splitlines()
     assert lines[2].endswith("fitted")
     assert not lines[1].endswith("fitted")
     words = [line.split()[0] for line in lines if "test " in line and "shown by" not in line]
@@ -234,9 +234,9 @@ def test_the_table_for_a_terminal_says_verdict_reason_and_what_is_fitted() -> No
 
 def test_numbers_without_a_paper_and_targets_not_reached() -> None:
     rows = [report.ReportRow("A", ours=110.0, std=0.0), report.ReportRow("B", ours=4.0)]
-    lines = report.rows_table(rows, {"A": "> 100"}).splitlines()
+    lines = report.format_report_rows(rows, {"A": "> 100"}).splitlines()
     assert [line.split() for line in lines] == [["ours"], ["A", ">", "100"], ["B", "4"]]
-    assert report.rows_table([*rows, report.ReportRow("C", paper=1.0, ours=2.0)]).splitlines()[0].split() == [
+    assert report.format_report_rows([*rows, report.ReportRow("C", paper=1.0, ours=2.0)]).splitlines()[0].split() == [
         "paper", "ours", "difference",
     ]  # fmt: skip
 

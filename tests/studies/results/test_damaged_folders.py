@@ -73,7 +73,7 @@ def test_a_damaged_file_is_one_sentence_and_the_others_are_shown(
         assert isinstance(problem, CheckpointError) or file == "metrics.csv"
         assert str(bad) in str(problem)
     with caplog.at_level(logging.WARNING):
-        commands.run_command("table", [str(tmp_path)])
+        commands.run_subcommand("table", [str(tmp_path)])
     assert capsys.readouterr().out.count("\n") == (4 if not left_out else 3)
     if not left_out:
         cli.main([str(tmp_path), "--html", str(tmp_path / "report.html")])
@@ -81,16 +81,16 @@ def test_a_damaged_file_is_one_sentence_and_the_others_are_shown(
     assert len(told) == left_out
     assert all(in_one_sentence(message) for message in told)
     model = str(tmp_path / "model.pt")
-    one_sentence_of(lambda: commands.run_command("export", [str(bad), "--seed", "0", "--to", model]))
+    one_sentence_of(lambda: commands.run_subcommand("export", [str(bad), "--seed", "0", "--to", model]))
 
 
 def test_where_nothing_can_be_read_there_is_one_sentence(good: Path, tmp_path: Path) -> None:
     for folder in copies(good, tmp_path, ("a", "b")):
         damage(folder, "summary.json", "half")
     with pytest.raises(SystemExit, match="none of the 2 runs can be read"):
-        commands.run_command("table", [str(tmp_path)])
+        commands.run_subcommand("table", [str(tmp_path)])
     with pytest.raises(SystemExit, match=r"summary\.json is damaged"):
-        commands.run_command("table", [str(tmp_path / "a")])
+        commands.run_subcommand("table", [str(tmp_path / "a")])
 
 
 def test_a_configuration_that_is_a_list_holds_no_settings(tmp_path: Path) -> None:

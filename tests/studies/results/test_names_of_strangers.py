@@ -13,7 +13,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from fedsim import load
 from fedsim.studies.plots.compare import comparison_pictures
 from fedsim.studies.plots.html_report import report_html
-from fedsim.studies.plots.style import escape_formula
+from fedsim.studies.plots.style import escape_mathtext
 from fedsim.studies.results.forms import TABLE_FORMATTERS
 from fedsim.studies.results.runs import Run
 from fedsim.studies.results.table import ResultTable
@@ -73,9 +73,9 @@ def test_pictures_are_drawn_and_name_every_run(tmp_path: Path) -> None:
 
 
 def test_literal_names() -> None:
-    assert escape_formula("a$b$c") == r"a\$b\$c"
-    assert escape_formula("_x") == " _x"
-    assert escape_formula("two\nlines") == "two lines"
+    assert escape_mathtext("a$b$c") == r"a\$b\$c"
+    assert escape_mathtext("_x") == " _x"
+    assert escape_mathtext("two\nlines") == "two lines"
 
 
 def test_a_report_has_no_code_of_a_name(tmp_path: Path) -> None:

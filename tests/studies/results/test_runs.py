@@ -114,7 +114,7 @@ def test_the_risks_are_those_of_the_points_and_the_optimal_one_is_lower(tmp_path
     said = fedsim.load(tmp_path).summary["references"]
     risk = Risk(simulation.model, simulation.shift, simulation.data, 0)
     for point in said.values():
-        value = risk.performative(torch.tensor(point["values"][0], dtype=torch.float64))
+        value = risk.performative_risk(torch.tensor(point["values"][0], dtype=torch.float64))
         assert point["risk"] == [pytest.approx(value.item(), rel=1e-12)]
     assert said["optimal"]["risk"][0] < said["stable"]["risk"][0]
 

@@ -13,7 +13,7 @@ import pytest
 from scipy import stats
 
 from fedsim.core import ConfigError
-from fedsim.run.rules import first_round_reaching_target
+from fedsim.run.rules import first_evaluation_at_target
 from fedsim.studies.results import table_cli as command
 from fedsim.studies.results.differences import load_runs
 from fedsim.studies.results.paired import PairedDifference, paired_difference
@@ -187,8 +187,8 @@ def test_what_a_target_cost_replicate_by_replicate(runs: Path, tell: Any) -> Non
 
 def test_falling_metrics_reach_a_target_from_above_and_equality_counts() -> None:
     values = np.array([[3.0, 3.0, 3.0], [2.0, 2.5, 2.9], [1.0, 2.0, 2.8]])
-    assert first_round_reaching_target(values, 2.0, higher_is_better=False).tolist() == [1, 2, -1]
-    assert first_round_reaching_target(0.1 * values, 0.3, higher_is_better=True).tolist() == [0, 0, 0]
+    assert first_evaluation_at_target(values, 2.0, higher_is_better=False).tolist() == [1, 2, -1]
+    assert first_evaluation_at_target(0.1 * values, 0.3, higher_is_better=True).tolist() == [0, 0, 0]
 
 
 def test_differences_are_paired_by_seed(runs: Path, tell: Any) -> None:

@@ -15,7 +15,7 @@ from omegaconf import OmegaConf
 
 from fedsim.app import commands
 from fedsim.core.errors import ConfigError
-from fedsim.studies.tuning.hydra_sweep import run_sweep, sweep_overrides
+from fedsim.studies.tuning.hydra_sweep import run_tuning_sweep, sweep_overrides
 
 SWEEP = ["-m", "hydra/sweeper=tune"]
 SMALL = [
@@ -36,7 +36,7 @@ def test_a_sweep_makes_the_trials_and_the_choice_of_the_command(fedsim, tmp_path
     knobs = [RATES, "strategy=fedavg,mifa"]
     with monkeypatch.context() as patch:
         patch.chdir(tmp_path)
-        commands.run_command("tune", [*SMALL, *knobs, *with_options("--"), "--out", "by_command"])
+        commands.run_subcommand("tune", [*SMALL, *knobs, *with_options("--"), "--out", "by_command"])
         printed = capsys.readouterr().out
     done = fedsim(tmp_path, *SWEEP, *SMALL, *knobs, *with_options("hydra.sweeper."), "out=by_sweep")
     assert (done.code, done.out) == (0, printed)
@@ -85,7 +85,7 @@ def refusal(folder: Path, arguments: list[str], options: dict[str, Any], launche
     config = {"hydra": {"sweep": {"dir": str(folder)}, "searchpath": [], "runtime": {"choices": choices}}}
     loader = SimpleNamespace(get_search_path=ConfigSearchPathImpl)
     with pytest.raises(SystemExit) as end:
-        run_sweep(cast(ConfigLoader, loader), OmegaConf.create(config), arguments, params, options)
+        run_tuning_sweep(cast(ConfigLoader, loader), OmegaConf.create(config), arguments, params, options)
     assert not list(folder.iterdir())
     return str(end.value.code)
 

@@ -173,7 +173,7 @@ def test_mistakes_are_refused_before_a_run(tmp_path: Path):
 
 def test_the_command_writes_table_picture_and_outcome(tmp_path: Path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    commands.run_command("tune", [*SMALL, RATES, "--seeds", "2", "--extend", "0"])
+    commands.run_subcommand("tune", [*SMALL, RATES, "--seeds", "2", "--extend", "0"])
     printed = capsys.readouterr().out
     stored = json.loads((tmp_path / "tune" / "tune.json").read_text())
     assert printed.splitlines()[-1] == stored["sentence"]
@@ -183,4 +183,4 @@ def test_the_command_writes_table_picture_and_outcome(tmp_path: Path, monkeypatc
     assert {float(row["lr"]) for row in rows} == {0.03, 0.1, 0.3, 1.0}
     assert (tmp_path / "tune" / "tune.png").stat().st_size > 5000
     with pytest.raises(SystemExit, match="nothing is tuned"):
-        commands.run_command("tune", SMALL)
+        commands.run_subcommand("tune", SMALL)

@@ -18,7 +18,7 @@ from fedsim.studies.tuning.space import (
     IntervalKnob,
     format_override,
     grid_trials,
-    learning_rates_of,
+    learning_rate_products,
     parse_knobs,
 )
 from fedsim.studies.tuning.tune import TuningOutcome, TuningState
@@ -165,9 +165,9 @@ def test_places_for_smaller_rates_go_to_the_best_others_if_there_are_none() -> N
     assert continuing_candidates(scores, [0, 1, 2, 3], halving, rates, 0.25) == [0, 1]  # the best has the smallest rate
     assert continuing_candidates(scores, [0, 1, 2, 3], halving, rates[::-1], 0.25) == [0, 2]  # nearest to 3 / 4
     assert continuing_candidates([math.nan, 0.3, -math.inf, 0.1], [0, 1, 2, 3], halving, rates[::-1], 0.25) == [1, 3]
-    assert learning_rates_of([(("lr", 0.1), ("strategy.server_lr", 3), ("batch_size", 8))]) == [pytest.approx(0.3)]
-    assert learning_rates_of([(("batch_size", 8),)]) is None
-    assert learning_rates_of([]) is None
+    assert learning_rate_products([(("lr", 0.1), ("strategy.server_lr", 3), ("batch_size", 8))]) == [pytest.approx(0.3)]
+    assert learning_rate_products([(("batch_size", 8),)]) is None
+    assert learning_rate_products([]) is None
 
 
 def test_of_trials_not_distinguishable_from_the_best_the_smallest_is_chosen() -> None:

@@ -15,7 +15,7 @@ from watched_runs import finish, hold, record, write_run
 from fedsim.core.errors import ConfigError
 from fedsim.core.lock import Lock, is_folder_locked
 from fedsim.studies.results.run_state import run_state
-from fedsim.studies.watch.curves import DEVIATION_BAND, INTERVAL_BAND, NO_BAND, last_value, make_curve
+from fedsim.studies.watch.curves import DEVIATION_BAND, INTERVAL_BAND, NO_BAND, final_value_text, make_curve
 from fedsim.studies.watch.folder import MAX_NAME_LENGTH, MAX_RUNS, WatchedFolder
 
 ACCURACY = {"test_accuracy": [0.1, 0.6, 0.7]}
@@ -186,7 +186,10 @@ def test_curves_are_means_with_a_band_over_seeds(tmp_path: Path) -> None:
     assert percent is not None
     np.testing.assert_allclose(percent.mean, [11, 51])
     assert make_curve(run, "absent_metric") is None
-    assert (last_value(run, "test_loss"), last_value(run, "test_accuracy")) == ("1.01 ± 0.01", "51.0 ± 1.0 %")
+    assert (final_value_text(run, "test_loss"), final_value_text(run, "test_accuracy")) == (
+        "1.01 ± 0.01",
+        "51.0 ± 1.0 %",
+    )
 
 
 @pytest.mark.parametrize("count", [2, 3, 5])

@@ -97,7 +97,7 @@ def test_liars_send_what_the_formula_says_and_the_others_their_rows(kind, run, p
     ("n", "f", "z"), [(25, 5, 0.2533), (50, 10, 0.2533), (20, 4, 0.1573), (60, 12, 0.2641), (10, 6, 0.0), (2, 1, 0.0)]
 )
 def test_how_much_is_a_little(n, f, z):
-    assert ALIE.published_z(n, f) == pytest.approx(z, abs=5e-5)
+    assert ALIE.paper_z(n, f) == pytest.approx(z, abs=5e-5)
 
 
 def test_under_the_mean_ipm_leaves_what_it_promises(run):

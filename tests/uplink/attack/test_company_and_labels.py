@@ -34,7 +34,7 @@ def test_mimic_copies_who_stands_out_as_a_plain_loop_has_it(Scripted, Regression
         local=SGD(lr=0.05, steps=2, batch_size=None), attack=attack, execution=DOUBLE,
     )  # fmt: skip
     state, memory = simulation.initial_state(), Memory()
-    simulation.uplink.remember(memory, simulation.federation, state.model)
+    simulation.uplink.add_stage_memory(memory, simulation.federation, state.model)
     seeds, columns = torch.tensor(SEEDS), torch.arange(state.model.shape[1])
     keys = rng.row_keys(seeds, rng.Purpose.UPLINK, torch.full_like(seeds, -1), -1, 0)
     z = [one / np.linalg.norm(one) for one in rng.normal(keys[:, None], columns, torch.float64).numpy()]

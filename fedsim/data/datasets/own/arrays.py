@@ -12,14 +12,14 @@ from safetensors.torch import load_file
 
 from fedsim.core.errors import ConfigError, MissingDataError
 from fedsim.core.files import check_regular_path
-from fedsim.data.datasets.own.data import OwnData
-from fedsim.data.datasets.own.samples import Part
+from fedsim.data.datasets.own.data import UserDataset
+from fedsim.data.datasets.own.samples import RawSamples
 
 ARRAY_ROLES = ("x", "y", "clients")
 ARRAY_NAMES = [f"{role}{half}" for half in ("", "_train", "_test") for role in ARRAY_ROLES]
 
 
-class Arrays(OwnData):
+class Arrays(UserDataset):
     """Inputs and targets as lists, NumPy arrays or tensors.
 
     Args:
@@ -27,7 +27,7 @@ class Arrays(OwnData):
         clients: [N] client of each sample, by any name; None: the partition decides.
         x_test, y_test, clients_test: likewise, for testing.
         name: the name of the data in reports.
-        **options: of `OwnData`.
+        **options: of `UserDataset`.
 
     Example:
         >>> data = Arrays([[0.0], [1.0], [2.0], [3.0]], ["no", "no", "yes", "yes"], test_fraction=0)
@@ -48,8 +48,8 @@ class Arrays(OwnData):
     ) -> None:
         if x_test is None and (y_test is not None or clients_test is not None):
             raise ConfigError(f"dataset={name}: there are test targets or clients, but no test inputs; add x_test")
-        test = None if x_test is None else Part(f"dataset={name}, test", x_test, y_test, clients_test)
-        super().__init__(name, Part(f"dataset={name}", x, y, clients), test, **options)
+        test = None if x_test is None else RawSamples(f"dataset={name}, test", x_test, y_test, clients_test)
+        super().__init__(name, RawSamples(f"dataset={name}", x, y, clients), test, **options)
 
 
 class ArrayFiles(Arrays):
@@ -60,7 +60,7 @@ class ArrayFiles(Arrays):
 
     Args:
         path: the file or folder.
-        **options: of `OwnData`.
+        **options: of `UserDataset`.
     """
 
     def __init__(self, path: str, **options: Any) -> None:

@@ -17,8 +17,8 @@ from fedsim.core.errors import ConfigError
 from fedsim.data.datasets.augment import CropFlip
 from fedsim.data.datasets.dataset import Dataset
 from fedsim.data.datasets.own import samples as tensors
-from fedsim.data.datasets.own.samples import Part, sample_client_names, sample_slices, sort_names
-from fedsim.data.datasets.own.targets import TASKS, labels, position_labels, regression_targets
+from fedsim.data.datasets.own.samples import RawSamples, client_names_of_samples, sample_chunk_slices, sort_names
+from fedsim.data.datasets.own.targets import TASKS, labels, per_position_labels, regression_targets
 
 log = logging.getLogger(__name__)
 
@@ -27,7 +27,7 @@ DEFAULT_TEST_FRACTION = 0.2  # used if the data have no test samples
 EncodeFunction = Callable[[Tensor, Tensor | None], tuple[Tensor, Tensor | None]]
 
 
-class OwnData(Dataset):
+class UserDataset(Dataset):
     """Your own samples, checked: data that cannot be trained on raise an error before anything is written.
 
     Labels of any values become 0 … C − 1; their original names are in `label_names`. Clients of any names become 0 …
@@ -51,8 +51,8 @@ class OwnData(Dataset):
     def __init__(  # noqa: PLR0913 (the parameters are configuration keys)
         self,
         name: str,
-        train: Part,
-        test: Part | None,
+        train: RawSamples,
+        test: RawSamples | None,
         *,
         task: Annotated[str, OneOf(*TASKS)] = "classification",
         classes: Count | None = None,
@@ -75,7 +75,7 @@ class OwnData(Dataset):
         x, y, is_memory_mapped = input_tensors[0], targets[0], any(split.memory_mapped for split in splits)
         test_x, test_y = (None, None) if test is None else (input_tensors[1], targets[1])
         if test_x is not None and test_y is not None and test_owners is not None:
-            test_x, test_y, test_owners = keep_training_clients(test_x, test_y, test_owners)
+            test_x, test_y, test_owners = training_client_samples(test_x, test_y, test_owners)
         kept_indices = torch.arange(len(x)) if owners is None else (owners >= 0).nonzero()[:, 0]
         fraction = held_out_fraction(test_fraction, test)
         if fraction:
@@ -93,7 +93,7 @@ class OwnData(Dataset):
         if standardise and x.dtype == torch.uint8:
             mean, std = channel_statistics(x, kept_indices if is_memory_mapped else None)
         elif standardise:
-            check_standardised(x, is_memory_mapped)
+            check_standardisable(x, is_memory_mapped)
             x, test_x = standardise_features(x, test_x)
         super().__init__(
             name,
@@ -116,7 +116,7 @@ class OwnData(Dataset):
 
 
 def read_targets(
-    sources: list[Part], counts: list[int], task: str, classes: int | None
+    sources: list[RawSamples], counts: list[int], task: str, classes: int | None
 ) -> tuple[list[Tensor], int | None, tuple[str, ...] | None]:
     """The targets of each part as tensors, the number of classes, and the names of the labels; None for none."""
     if task == "classification":
@@ -124,14 +124,14 @@ def read_targets(
         return targets, len(names), names
     class_count = None
     if task == "positions":
-        targets, class_count = position_labels(sources, counts, classes)
+        targets, class_count = per_position_labels(sources, counts, classes)
     else:
         targets = [regression_targets(source, count) for source, count in zip(sources, counts, strict=True)]
     require_equal_shapes(sources[-1], "targets", targets)
     return targets, class_count, None
 
 
-def keep_training_clients(x: Tensor, y: Tensor, owners: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def training_client_samples(x: Tensor, y: Tensor, owners: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The test samples of clients that train; those of other clients, marked by −1, are excluded."""
     trained_indices = (owners >= 0).nonzero()[:, 0]
     if len(trained_indices) == len(owners):
@@ -140,7 +140,7 @@ def keep_training_clients(x: Tensor, y: Tensor, owners: Tensor) -> tuple[Tensor,
     return x[trained_indices], y[trained_indices], owners[trained_indices]
 
 
-def require_equal_shapes(test: Part, sample_noun: str, tensor_list: list[Tensor]) -> None:
+def require_equal_shapes(test: RawSamples, sample_noun: str, tensor_list: list[Tensor]) -> None:
     """Check that training and test samples have equal shape and kind."""
     kinds = [(x.shape[1:], x.is_floating_point()) for x in tensor_list]
     if kinds[0] != kinds[-1]:
@@ -152,7 +152,7 @@ def require_equal_shapes(test: Part, sample_noun: str, tensor_list: list[Tensor]
 
 
 def owners_of(
-    sources: list[Part], counts: list[int], min_samples: int
+    sources: list[RawSamples], counts: list[int], min_samples: int
 ) -> tuple[Tensor | None, Tensor | None, tuple[str, ...] | None]:
     """The clients to which samples belong.
 
@@ -161,7 +161,7 @@ def owners_of(
         sample, −1 likewise, or None if test samples belong to no client; the clients' names. All None if samples do not
         belong to clients.
     """
-    names_by_part = [sample_client_names(source, count) for source, count in zip(sources, counts, strict=True)]
+    names_by_part = [client_names_of_samples(source, count) for source, count in zip(sources, counts, strict=True)]
     of_train, of_test = names_by_part[0], names_by_part[1] if len(names_by_part) > 1 else None
     if of_train is None:
         if of_test is not None:
@@ -194,7 +194,7 @@ def owners_of(
     return owners, torch.tensor([number.get(name, -1) for name in of_test]), tuple(client_names)
 
 
-def held_out_fraction(fraction: float | None, test: Part | None) -> float:
+def held_out_fraction(fraction: float | None, test: RawSamples | None) -> float:
     """The share of training samples that is held out for testing."""
     if fraction is None:
         return DEFAULT_TEST_FRACTION if test is None else 0.0
@@ -226,7 +226,7 @@ def held_out_indices(indices: Tensor, owners: Tensor | None, share: float, seed:
     return indices[held_out_mask], indices[~held_out_mask]
 
 
-def check_standardised(x: Tensor, memory_mapped: bool) -> None:
+def check_standardisable(x: Tensor, memory_mapped: bool) -> None:
     """Check that inputs can be standardised."""
     if not x.is_floating_point():
         raise ConfigError(
@@ -247,10 +247,10 @@ def standardise_features(train: Tensor, test: Tensor | None) -> tuple[Tensor, Te
     varying_mask = (train != train[:1]).any(0)  # rounding gives equal numbers a standard deviation slightly above 0
     scale = torch.where(varying_mask & (std > 0), 1 / std.clamp(min=torch.finfo(torch.float64).tiny), 0.0)
 
-    def scaled(x: Tensor) -> Tensor:
+    def standardised(x: Tensor) -> Tensor:
         return ((x.double() - mean) * scale).to(torch.float32)
 
-    return scaled(train), None if test is None else scaled(test)
+    return standardised(train), None if test is None else standardised(test)
 
 
 def channel_statistics(x: Tensor, indices: Tensor | None) -> tuple[tuple[float, ...], tuple[float, ...]]:
@@ -258,7 +258,7 @@ def channel_statistics(x: Tensor, indices: Tensor | None) -> tuple[tuple[float, 
     channels = x.shape[1]
     total = torch.zeros(2, channels, dtype=torch.float64)
     count = 0
-    for row_selection in sample_slices(x):
+    for row_selection in sample_chunk_slices(x):
         chunk = (
             x[row_selection]
             if indices is None

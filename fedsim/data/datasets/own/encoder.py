@@ -11,12 +11,12 @@ from torch import Tensor
 
 from fedsim.core import checks
 from fedsim.core.errors import ConfigError
-from fedsim.data.datasets.own.samples import entry_name, sort_names
+from fedsim.data.datasets.own.samples import client_or_label_name, sort_names
 from fedsim.data.datasets.own.table_columns import Columns, as_numbers
 from fedsim.data.datasets.own.table_columns import is_missing as unknown
 
 
-class Encoder:
+class ColumnEncoder:
     """Columns → features; numbers are kept, categories become codes or one-hot features.
 
     Args:
@@ -68,7 +68,7 @@ class Encoder:
                     f"{table.source}: {table.row_label(row)} holds {numbers[row]} in column {name!r}; correct it"
                 )
             if len(vocabulary) <= max_categories:  # the error below needs no more than these
-                vocabulary |= {str(entry_name(value)) for value in values[~missing_mask].tolist()}
+                vocabulary |= {str(client_or_label_name(value)) for value in values[~missing_mask].tolist()}
         if numeric:
             return None
         if categories == "refuse":
@@ -190,7 +190,7 @@ def _category_codes(columns: Columns, name: str, vocabulary: list[str]) -> np.nd
     """[N] the code of each entry of a column among the categories of the data set; NaN for missing values."""
     values, missing_mask = columns[name], unknown(columns[name])
     index_of = {category: float(number) for number, category in enumerate(vocabulary)}
-    entries = [str(entry_name(value)) for value in values[~missing_mask].tolist()]
+    entries = [str(client_or_label_name(value)) for value in values[~missing_mask].tolist()]
     for category in entries:
         if category not in index_of:
             expected = "numbers"

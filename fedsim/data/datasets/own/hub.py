@@ -10,15 +10,15 @@ from typing import Any
 import numpy as np
 
 from fedsim.core.errors import ConfigError, MissingDataError
-from fedsim.data.datasets.own.data import OwnData
+from fedsim.data.datasets.own.data import UserDataset
 from fedsim.data.datasets.own.pictures import is_picture
-from fedsim.data.datasets.own.samples import Part, to_array
+from fedsim.data.datasets.own.samples import RawSamples, to_array
 from fedsim.data.datasets.own.torch_dataset import error_text, input_array
 
 SAVED_DATASET_FILES = ("dataset_dict.json", "state.json", "dataset_info.json")  # files that `save_to_disk` writes
 
 
-class Hub(OwnData):
+class Hub(UserDataset):
     """Columns of a data set that `datasets.load_dataset` or `load_from_disk` reads. Needs the extra `hub`.
 
     Without `download` nothing is downloaded: only the cache, data saved to disk, and local files (builders csv, json,
@@ -34,7 +34,7 @@ class Hub(OwnData):
         train, test: names of the splits; None: 'test' if it exists, else a share of `train` is held out.
         size, colours: of images, see `fedsim.data.datasets.ImageFolder`.
         download: whether to download missing data.
-        **options: of `OwnData`.
+        **options: of `UserDataset`.
     """
 
     def __init__(  # noqa: PLR0913 (the parameters are configuration keys)
@@ -79,14 +79,14 @@ def load_splits(path: str, config: str | None, data_files: Any, download: bool) 
             "dataset=hub is read by datasets, which is not installed; pip install 'fedsim-torch[hub]'"
         ) from error
     folder = Path(path).expanduser()
-    check_files(data_files)
+    check_data_files(data_files)
     if config is not None and data_files is not None:
         raise ConfigError(
             f"{{config}}={config} belongs to a data set of the Hub, but data_files is set too; give one of them",
             mentions=("config",),
         )
     try:
-        with quiet_hub(online=download):
+        with restrict_hub_access(online=download):
             if any((folder / name).exists() for name in SAVED_DATASET_FILES):
                 dataset = datasets.load_from_disk(str(folder))
             else:
@@ -100,7 +100,7 @@ def load_splits(path: str, config: str | None, data_files: Any, download: bool) 
     return dict(dataset) if isinstance(dataset, dict) else {"train": dataset}
 
 
-def check_files(data_files: Any) -> None:
+def check_data_files(data_files: Any) -> None:
     """Check `data_files`: a file, several files, or files by split."""
     of_splits = list(data_files.values()) if isinstance(data_files, dict) else [data_files]
     for of_split in of_splits:
@@ -114,7 +114,7 @@ def check_files(data_files: Any) -> None:
 
 
 @contextlib.contextmanager
-def quiet_hub(online: bool) -> Iterator[None]:
+def restrict_hub_access(online: bool) -> Iterator[None]:
     """Disables progress bars and, if not online, access to the network."""
     import datasets
     from huggingface_hub import constants
@@ -143,7 +143,7 @@ def read(
     client: str | None,
     size: Sequence[int] | None,
     colours: str | None,
-) -> Part:
+) -> RawSamples:
     """Columns of one split."""
     input_columns = [x] if isinstance(x, str) else list(x)
     if not input_columns:
@@ -172,4 +172,4 @@ def read(
         input_arrays = [np.column_stack([to_array(source, "x", values) for values in input_arrays]).astype(np.float32)]
     pictures = all(map(is_picture, column_by_name[input_columns[0]]))
     clients = None if client is None else column_by_name[client]
-    return Part(source, input_arrays[0], column_by_name[y], clients, channels="first" if pictures else None)
+    return RawSamples(source, input_arrays[0], column_by_name[y], clients, channels="first" if pictures else None)

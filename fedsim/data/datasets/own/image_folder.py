@@ -13,12 +13,12 @@ from PIL import Image
 
 from fedsim.core.errors import ConfigError, MissingDataError
 from fedsim.core.torchvision_import import import_torchvision
-from fedsim.data.datasets.own.data import OwnData
-from fedsim.data.datasets.own.pictures import check_options, image_pixels, stack_images
-from fedsim.data.datasets.own.samples import Part
+from fedsim.data.datasets.own.data import UserDataset
+from fedsim.data.datasets.own.pictures import check_picture_options, image_pixels, stack_images
+from fedsim.data.datasets.own.samples import RawSamples
 
 
-class ImageFolder(OwnData):
+class ImageFolder(UserDataset):
     """Images FOLDER/train/CLASS/* and FOLDER/test/CLASS/*, stored as uint8; or FOLDER/CLASS/*, of which a share is held
     out for testing.
 
@@ -29,7 +29,7 @@ class ImageFolder(OwnData):
         client: a regular expression that is searched for in a file's path below FOLDER (or below train and test); its
             first group is the name of the file's client: `([^/_]+)_` matches the part before the first underscore.
             None: the partition decides.
-        **options: of `OwnData`.
+        **options: of `UserDataset`.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class ImageFolder(OwnData):
         standardise: bool = True,
         **options: Any,
     ) -> None:
-        check_options(size, colours)
+        check_picture_options(size, colours)
         pattern = _compiled_pattern(client)
         folder = Path(path).expanduser()
         if not folder.is_dir():
@@ -71,7 +71,7 @@ def _compiled_pattern(client: str | None) -> re.Pattern[str] | None:
     return pattern
 
 
-def read(folder: Path, size: Sequence[int] | None, colours: str | None, client: re.Pattern[str] | None) -> Part:
+def read(folder: Path, size: Sequence[int] | None, colours: str | None, client: re.Pattern[str] | None) -> RawSamples:
     """All images below a folder."""
     try:
         image_folder = import_torchvision().datasets.ImageFolder(str(folder))
@@ -82,7 +82,7 @@ def read(folder: Path, size: Sequence[int] | None, colours: str | None, client: 
         ) from error
     names = [Path(path).relative_to(folder).as_posix() for path, _ in image_folder.samples]
 
-    def decode_image(name: str) -> tuple[np.ndarray, bool]:
+    def read_image(name: str) -> tuple[np.ndarray, bool]:
         try:
             with Image.open(folder / name) as image:
                 return image_pixels(image, size)
@@ -93,13 +93,13 @@ def read(folder: Path, size: Sequence[int] | None, colours: str | None, client: 
             ) from error
 
     with ThreadPoolExecutor() as thread_pool:
-        x = stack_images(str(folder), zip(names, thread_pool.map(decode_image, names), strict=True), colours)
+        x = stack_images(str(folder), zip(names, thread_pool.map(read_image, names), strict=True), colours)
     y = np.array([image_folder.classes[label] for _, label in image_folder.samples])
-    clients = None if client is None else file_clients(folder, names, client)
-    return Part(str(folder), x, y, clients, names.__getitem__, "last")
+    clients = None if client is None else clients_of_files(folder, names, client)
+    return RawSamples(str(folder), x, y, clients, names.__getitem__, "last")
 
 
-def file_clients(folder: Path, names: list[str], client: re.Pattern[str]) -> list[str]:
+def clients_of_files(folder: Path, names: list[str], client: re.Pattern[str]) -> list[str]:
     """[N] client of each file."""
     name_matches = [client.search(name) for name in names]
     for name, match in zip(names, name_matches, strict=True):

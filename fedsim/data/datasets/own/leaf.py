@@ -15,12 +15,12 @@ import numpy as np
 from fedsim.core import checks
 from fedsim.core.errors import ConfigError, MissingDataError
 from fedsim.core.files import check_regular_path
-from fedsim.data.datasets.own.data import OwnData
-from fedsim.data.datasets.own.samples import Part, to_array
+from fedsim.data.datasets.own.data import UserDataset
+from fedsim.data.datasets.own.samples import RawSamples, to_array
 from fedsim.data.datasets.tokens import token_indices
 
 
-class LEAF(OwnData):
+class LEAF(UserDataset):
     """Every user is a client (partition=natural). Inputs are lists of numbers, as FEMNIST's and Synthetic's are, or
     sequences of equal length whose target is the next character, as Shakespeare's are: these become indices of
     characters in `alphabet`, as in `fedsim.data.datasets.Text`, whose classes are 0 for characters that occur in no
@@ -34,7 +34,7 @@ class LEAF(OwnData):
     Args:
         path: the folder or file.
         shape: of an input, such as [1,28,28]; None: unchanged.
-        **options: of `OwnData`.
+        **options: of `UserDataset`.
 
     Attributes:
         alphabet: characters of the training sequences, sorted; empty if inputs are numbers.
@@ -59,14 +59,14 @@ class LEAF(OwnData):
                     "and {classes} to null and {task} to classification",
                     mentions=("path", "shape", "classes", "task"),
                 )
-            self.alphabet, splits = encode_texts(splits)
+            self.alphabet, splits = encode_characters(splits)
             options |= {"inputs": "tokens", "classes": len(self.alphabet) + 1}
         if shape is not None:
             splits = [reshape_inputs(split, shape) for split in splits]
         super().__init__(root.stem, splits[0], splits[1] if splits[1:] else None, **options)
 
 
-def read(location: Path) -> Part:
+def read(location: Path) -> RawSamples:
     """All users of a file, or of all JSON files of a folder."""
     files = sorted(location.glob("*.json")) if location.is_dir() else [location]
     if not files:
@@ -94,13 +94,13 @@ def read(location: Path) -> Part:
         )
     names, user_ends = list(nonempty_users), list(itertools.accumulate(len(y) for _, y in nonempty_users.values()))
 
-    def sample_label(number: int) -> str:
+    def describe_sample(number: int) -> str:
         user = bisect.bisect_right(user_ends, number)
         return f"sample {number - (user_ends[user - 1] if user else 0)} of user {names[user]}"
 
     x, y = (np.concatenate([samples[k] for samples in nonempty_users.values()]) for k in (0, 1))
     owners = np.repeat(np.array(names), [len(samples[1]) for samples in nonempty_users.values()])
-    return Part(str(location), x, y, owners, sample_label)
+    return RawSamples(str(location), x, y, owners, describe_sample)
 
 
 def read_users(file: Path) -> list[tuple[str, tuple[np.ndarray, np.ndarray]]]:
@@ -158,7 +158,7 @@ def samples(source: str, x: list[Any], y: list[Any]) -> tuple[np.ndarray, np.nda
     return inputs.astype(np.float32), targets
 
 
-def encode_texts(sources: list[Part]) -> tuple[str, list[Part]]:
+def encode_characters(sources: list[RawSamples]) -> tuple[str, list[RawSamples]]:
     """The alphabet of the training sequences, and all parts with characters replaced by their indices."""
     codes = [[_code_points(values) for values in (source.x, source.y)] for source in sources]
     code_points = np.unique(np.concatenate([values.reshape(-1) for values in codes[0]]))
@@ -171,7 +171,7 @@ def encode_texts(sources: list[Part]) -> tuple[str, list[Part]]:
         )
     token_arrays = [[token_indices(values, code_points) for values in part_codes] for part_codes in codes]
     token_parts = [
-        Part(source.source, x, y[:, 0].astype(np.int64), source.clients, source.sample_label)
+        RawSamples(source.source, x, y[:, 0].astype(np.int64), source.clients, source.sample_label)
         for source, (x, y) in zip(sources, token_arrays, strict=True)
     ]
     return alphabet, token_parts
@@ -182,7 +182,7 @@ def _code_points(texts: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(texts).view(np.uint32).reshape(len(texts), -1)
 
 
-def reshape_inputs(source: Part, shape: Sequence[int]) -> Part:
+def reshape_inputs(source: RawSamples, shape: Sequence[int]) -> RawSamples:
     """The inputs in another shape."""
     sizes = [checks.check_whole_number("shape", size) for size in shape]
     if math.prod(sizes) != math.prod(source.x.shape[1:]):
@@ -191,4 +191,4 @@ def reshape_inputs(source: Part, shape: Sequence[int]) -> Part:
             f"{math.prod(source.x.shape[1:])}",
             mentions=("shape",),
         )
-    return Part(source.source, source.x.reshape(-1, *sizes), source.y, source.clients, source.sample_label)
+    return RawSamples(source.source, source.x.reshape(-1, *sizes), source.y, source.clients, source.sample_label)

@@ -16,7 +16,7 @@ GREY_PILLOW_MODES = ("1", "L", "LA")
 MULTIBYTE_MODES = ("I", "F", "I;16", "I;16B", "I;16L")  # more than a byte a pixel
 
 
-def check_options(size: Sequence[int] | None, colours: str | None) -> None:
+def check_picture_options(size: Sequence[int] | None, colours: str | None) -> None:
     """Check the size and colours of images."""
     if size is not None:
         if len(size) != 2:

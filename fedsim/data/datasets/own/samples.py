@@ -27,7 +27,7 @@ NUMBERS_CHECKED_AT_ONCE = 2**24  # numbers that are checked at once, since there
 
 
 @dataclass
-class Part:
+class RawSamples:
     """The training or the test samples, before conversion.
 
     Attributes:
@@ -65,7 +65,7 @@ def to_array(source: str, name: str, values: Any) -> np.ndarray:
         values = values.detach().cpu().resolve_conj().resolve_neg()
         return values.float().numpy() if values.dtype == torch.bfloat16 else values.numpy()
     if isinstance(values, np.ndarray):
-        _refuse_masked(source, name, values)
+        _refuse_masked_array(source, name, values)
         return values
     if hasattr(values, "to_numpy"):  # a column of pandas, polars or pyarrow
         return np.asarray(values.to_numpy())
@@ -75,7 +75,7 @@ def to_array(source: str, name: str, values: Any) -> np.ndarray:
     if any(isinstance(value, Tensor) for value in entries):
         entries = [value.detach().cpu().numpy() if isinstance(value, Tensor) else value for value in entries]
     for value in entries:
-        _refuse_masked(source, name, value)
+        _refuse_masked_array(source, name, value)
     shapes = {np.shape(value) for value in entries} if _is_rectangular(entries) else {(0,), (1,)}
     if len(shapes) > 1:
         shape_names = sorted({str(list(shape_of(value))) for value in entries})[:2]
@@ -88,7 +88,7 @@ def to_array(source: str, name: str, values: Any) -> np.ndarray:
     return np.array(entries, dtype=object) if mixed else np.asarray(entries)
 
 
-def _refuse_masked(source: str, name: str, value: Any) -> None:
+def _refuse_masked_array(source: str, name: str, value: Any) -> None:
     """Raise an error for a masked array with masked values: NumPy would use the values under the mask."""
     if np.ma.is_masked(value):
         raise ConfigError(f"{source}: {name} is a masked array with masked values; fill them in, or leave them out")
@@ -112,7 +112,7 @@ def shape_of(value: Any) -> tuple[int, ...]:
         return (len(value),)
 
 
-def input_array(samples: Part, kind: str | None, channels: str | None, allows_missing: bool = False) -> Tensor:
+def input_array(samples: RawSamples, kind: str | None, channels: str | None, allows_missing: bool = False) -> Tensor:
     """[N, …] inputs: uint8 pixels with channels first, floating-point numbers, or int64 tokens.
 
     Args:
@@ -134,9 +134,9 @@ def input_array(samples: Part, kind: str | None, channels: str | None, allows_mi
     if kind == "pixels":
         return channels_first_images(source, torch.from_numpy(_writable_array(x)), channels)
     if kind == "tokens":
-        tensor = _token_array(samples, x)
+        tensor = _token_tensor(samples, x)
     else:
-        tensor = _float_array(x)
+        tensor = _float_tensor(x)
         if not allows_missing:
             require_finite(samples, tensor)
     if channels is not None and tensor.dim() == 4:
@@ -157,8 +157,8 @@ def _numeric_array(source_label: str, x: np.ndarray) -> np.ndarray:
     return x
 
 
-def _token_array(samples: Part, x: np.ndarray) -> Tensor:
-    smallest_token = min(int(x[row_selection].min()) for row_selection in sample_slices(x))
+def _token_tensor(samples: RawSamples, x: np.ndarray) -> Tensor:
+    smallest_token = min(int(x[row_selection].min()) for row_selection in sample_chunk_slices(x))
     if smallest_token < 0:
         raise ConfigError(f"{samples.source}: x holds the token {smallest_token}; tokens count from 0")
     if not (samples.memory_mapped and x.dtype.kind == "i"):  # a memory-mapped file stays on disk; a copy would not
@@ -166,7 +166,7 @@ def _token_array(samples: Part, x: np.ndarray) -> Tensor:
     return torch.from_numpy(_writable_array(x))
 
 
-def _float_array(x: np.ndarray) -> Tensor:
+def _float_tensor(x: np.ndarray) -> Tensor:
     if x.dtype.kind != "f" or x.dtype.itemsize > 8:  # PyTorch has no float wider than 64 bits
         x = x.astype(np.float64 if x.dtype.kind == "f" else np.float32)
     return torch.from_numpy(_writable_array(x))
@@ -212,15 +212,15 @@ def channels_first_images(source: str, x: Tensor, channels: str | None) -> Tenso
     return x.movedim(3, 1) if channels == "last" or (channels is None and channels_last) else x
 
 
-def sample_slices(x: Any) -> list[slice]:
+def sample_chunk_slices(x: Any) -> list[slice]:
     """Slices of samples that are small enough to be checked at once."""
     step = max(1, NUMBERS_CHECKED_AT_ONCE // max(1, int(np.prod(x.shape[1:]))))
     return [slice(start, start + step) for start in range(0, len(x), step)]
 
 
-def require_finite(samples: Part, x: Tensor) -> None:
+def require_finite(samples: RawSamples, x: Tensor) -> None:
     """Refuse NaN and infinities, naming the first sample that has one."""
-    for row_selection in sample_slices(x):
+    for row_selection in sample_chunk_slices(x):
         nonfinite_mask = ~torch.isfinite(x[row_selection]).flatten(1).all(1)
         if nonfinite_mask.any():
             number = row_selection.start + int(nonfinite_mask.nonzero()[0, 0])
@@ -231,7 +231,7 @@ def require_finite(samples: Part, x: Tensor) -> None:
             )
 
 
-def sample_client_names(samples: Part, count: int) -> list[str] | None:
+def client_names_of_samples(samples: RawSamples, count: int) -> list[str] | None:
     """[N] the name of each sample's client as in the data; None if the data name no clients.
 
     Raises:
@@ -245,8 +245,8 @@ def sample_client_names(samples: Part, count: int) -> list[str] | None:
             f"{samples.source}: clients has the shape {list(clients.shape)} for {count} samples; give one client per "
             "sample"
         )
-    check_names(samples.source, "clients", clients, "give each sample's client as a word or a number")
-    sample_clients = [entry_name(value) for value in clients.tolist()]
+    check_scalar_entries(samples.source, "clients", clients, "give each sample's client as a word or a number")
+    sample_clients = [client_or_label_name(value) for value in clients.tolist()]
     missing_position = next((number for number, name in enumerate(sample_clients) if name is None), None)
     if missing_position is not None:
         raise ConfigError(
@@ -255,7 +255,7 @@ def sample_client_names(samples: Part, count: int) -> list[str] | None:
     return [str(name) for name in sample_clients]
 
 
-def check_names(source: str, name: str, values: np.ndarray, remedy: str) -> None:
+def check_scalar_entries(source: str, name: str, values: np.ndarray, remedy: str) -> None:
     """Raise an error for entries that are not a single value, such as the dictionaries of detection data sets.
 
     Args:
@@ -266,7 +266,7 @@ def check_names(source: str, name: str, values: np.ndarray, remedy: str) -> None
     if values.dtype != object:
         return
     invalid_entry = next(
-        (value for value in values.flat if not isinstance(value, SCALAR_TYPES) and not _is_missing_value(value)), None
+        (value for value in values.flat if not isinstance(value, SCALAR_TYPES) and not _is_pandas_missing(value)), None
     )
     if invalid_entry is None:
         return
@@ -278,12 +278,12 @@ def check_names(source: str, name: str, values: np.ndarray, remedy: str) -> None
     )
 
 
-def _is_missing_value(value: Any) -> bool:
+def _is_pandas_missing(value: Any) -> bool:
     """Whether it marks a missing value, including pandas' NA and NaT, whose types are not imported here."""
     return type(value).__name__ in ("NAType", "NaTType")
 
 
-def entry_name(value: Any) -> str | None:
+def client_or_label_name(value: Any) -> str | None:
     """The name of a client or label; None if missing. An integer that was converted to 3.0 is named 3."""
     if isinstance(value, bytes):
         value = value.decode(errors="replace")

@@ -9,20 +9,20 @@ from typing import Annotated, Any
 import numpy as np
 from torch import Tensor
 
-from fedsim.core.constraints import AtLeast, OneOf
+from fedsim.core.constraints import IntegerAtLeast, OneOf
 from fedsim.core.errors import ConfigError
-from fedsim.data.datasets.own.data import OwnData
-from fedsim.data.datasets.own.encoder import Encoder
-from fedsim.data.datasets.own.samples import Part
+from fedsim.data.datasets.own.data import UserDataset
+from fedsim.data.datasets.own.encoder import ColumnEncoder
+from fedsim.data.datasets.own.samples import RawSamples
 from fedsim.data.datasets.own.table_columns import Columns, read_columns
 from fedsim.data.datasets.own.table_columns import is_missing as unknown
-from fedsim.data.datasets.own.table_roles import check_columns, check_present, read_tables, split_by_column
+from fedsim.data.datasets.own.table_roles import check_columns, check_present, read_tables, split_train_test
 
 CATEGORY_ENCODINGS = ("onehot", "ordinal", "refuse")
 MISSING_VALUE_POLICIES = ("refuse", "drop", "mean", "median")
 
 
-class Table(OwnData):
+class Table(UserDataset):
     """Rows of a CSV file, a Parquet file (extra `table`) or a data frame; columns are referred to by name. A column
     whose entries are all numbers is a numeric feature; a column of words is categorical. Missing values are empty
     fields, NA, N/A, NaN, null, None or ?. Clients and labels are taken literally: 007 stays 007.
@@ -42,7 +42,7 @@ class Table(OwnData):
         strategic: features that people change strategically in response to a model (shift=strategic), by their names
             in `feature_names`; None: none.
         separator: of the columns of a CSV file; None: inferred among , ; tab and |.
-        **options: of `OwnData`.
+        **options: of `UserDataset`.
 
     Attributes:
         feature_names: [d] name of every feature; 'column=word' for one-hot features.
@@ -64,7 +64,7 @@ class Table(OwnData):
         split: str | None = None,
         test_path: Any = None,
         categories: Annotated[str, OneOf(*CATEGORY_ENCODINGS)] = "onehot",
-        max_categories: Annotated[int, AtLeast(2)] = 100,
+        max_categories: Annotated[int, IntegerAtLeast(2)] = 100,
         missing: Annotated[str, OneOf(*MISSING_VALUE_POLICIES)] = "refuse",
         strategic: Sequence[str] | None = None,
         separator: str | None = None,
@@ -73,17 +73,17 @@ class Table(OwnData):
     ) -> None:
         tables = read_tables(path, split, test_path, separator)
         roles = {"target": target, "client": client, "split": split}
-        feature_names = _features(tables, features, roles)
+        feature_names = _feature_column_names(tables, features, roles)
         if missing == "drop":
             tables = [_drop_incomplete(table, feature_names) for table in tables]
         check_present(tables, target, "the target")
-        encoder = Encoder(feature_names, tables, categories, max_categories, missing, standardise)
+        encoder = ColumnEncoder(feature_names, tables, categories, max_categories, missing, standardise)
         if split is not None:
-            tables = split_by_column(tables[0], split)
+            tables = split_train_test(tables[0], split)
         self._encoder, self._separator = encoder, separator
         name = Path(path).stem if isinstance(path, (str, Path)) else "table"
         encoded_splits = [
-            Part(p.source, encoder.codes(p), p[target], client and p[client], p.row_label) for p in tables
+            RawSamples(p.source, encoder.codes(p), p[target], client and p[client], p.row_label) for p in tables
         ]
         super().__init__(
             name, encoded_splits[0], encoded_splits[1] if encoded_splits[1:] else None, encode=encoder, **options
@@ -107,7 +107,9 @@ class Table(OwnData):
         return self._encoder.encode(read_columns(rows, self._separator, "rows"))
 
 
-def _features(tables: list[Columns], requested: Sequence[str] | None, roles: dict[str, str | None]) -> list[str]:
+def _feature_column_names(
+    tables: list[Columns], requested: Sequence[str] | None, roles: dict[str, str | None]
+) -> list[str]:
     """The names of the feature columns."""
     check_columns(tables, [*roles.items(), *(("features", name) for name in requested or ())])
     role_columns = [name for name in roles.values() if name is not None]

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from fedsim.core.errors import ConfigError, MissingDataError
-from fedsim.data.datasets.own.samples import entry_name
+from fedsim.data.datasets.own.samples import client_or_label_name
 
 MISSING_VALUE_WORDS = ("", "na", "n/a", "nan", "null", "none", "?")  # whatever the case
 CSV_SEPARATORS = (",", ";", "\t", "|")
@@ -170,7 +170,10 @@ def is_missing(values: np.ndarray) -> np.ndarray:
     if values.dtype.kind in "biu":
         return np.zeros(len(values), dtype=bool)
     return np.array(
-        [(name := entry_name(value)) is None or name.lower() in MISSING_VALUE_WORDS for value in values.tolist()]
+        [
+            (name := client_or_label_name(value)) is None or name.lower() in MISSING_VALUE_WORDS
+            for value in values.tolist()
+        ]
     )
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from fedsim.core import checks
 from fedsim.core.errors import ConfigError
-from fedsim.data.datasets.own.samples import entry_name
+from fedsim.data.datasets.own.samples import client_or_label_name
 from fedsim.data.datasets.own.table_columns import Columns, is_missing, read_columns
 
 UNIQUE_ROLES = ("target", "client", "split")
@@ -69,9 +69,9 @@ def check_present(tables: list[Columns], column: str, description: str) -> None:
             raise ConfigError(f"{table.source}: {row} has no value in column {column!r}, {description}; remove the row")
 
 
-def split_by_column(table: Columns, split: str) -> list[Columns]:
+def split_train_test(table: Columns, split: str) -> list[Columns]:
     """Training and test rows."""
-    split_words = [str(entry_name(split_cell)).lower() for split_cell in table[split].tolist()]
+    split_words = [str(client_or_label_name(split_cell)).lower() for split_cell in table[split].tolist()]
     invalid_row = next((row for row, split_cell in enumerate(split_words) if split_cell not in (*TRAIN, *TEST)), None)
     if invalid_row is not None:
         raise ConfigError(

@@ -10,18 +10,24 @@ from torch import Tensor
 
 from fedsim.core.errors import ConfigError
 from fedsim.data.datasets.dataset import NO_LABEL
-from fedsim.data.datasets.own.samples import Part, check_names, entry_name, sort_names, to_array
+from fedsim.data.datasets.own.samples import (
+    RawSamples,
+    check_scalar_entries,
+    client_or_label_name,
+    sort_names,
+    to_array,
+)
 
 TASKS = ("classification", "regression", "positions")
 
 
-def regression_targets(samples: Part, count: int) -> Tensor:
+def regression_targets(samples: RawSamples, count: int) -> Tensor:
     """[N] or [N, k] float32 targets of regression."""
     y = _raw_targets(samples, count)
     try:
         targets = torch.from_numpy(np.asarray(y, dtype=np.float32))
     except (TypeError, ValueError):
-        invalid_value = next((value for value in y.flatten().tolist() if not _parse_number(value)), None)
+        invalid_value = next((value for value in y.flatten().tolist() if not _is_numeric(value)), None)
         raise ConfigError(
             f"{samples.source}: the target {invalid_value!r} is not a number, which {{task}}=regression needs",
             mentions=("task",),
@@ -34,7 +40,7 @@ def regression_targets(samples: Part, count: int) -> Tensor:
     return targets[:, 0] if targets.dim() == 2 and targets.shape[1] == 1 else targets
 
 
-def labels(sources: list[Part], counts: list[int], classes: int | None) -> tuple[list[Tensor], tuple[str, ...]]:
+def labels(sources: list[RawSamples], counts: list[int], classes: int | None) -> tuple[list[Tensor], tuple[str, ...]]:
     """[N] int64 labels 0 … C − 1 of every part, and the name of each label in the data.
 
     Args:
@@ -45,7 +51,7 @@ def labels(sources: list[Part], counts: list[int], classes: int | None) -> tuple
     Raises:
         ConfigError: a label is missing or a number with decimals, or there is only one class.
     """
-    labels_by_part = [_label_names(source, count) for source, count in zip(sources, counts, strict=True)]
+    labels_by_part = [_sample_label_names(source, count) for source, count in zip(sources, counts, strict=True)]
     names = sort_names(set().union(*labels_by_part)) if classes is None else [str(label) for label in range(classes)]
     if len(names) < 2:
         raise ConfigError(
@@ -64,7 +70,7 @@ def labels(sources: list[Part], counts: list[int], classes: int | None) -> tuple
     return [torch.tensor([number[name] for name in part_labels]) for part_labels in labels_by_part], tuple(names)
 
 
-def position_labels(sources: list[Part], counts: list[int], classes: int | None) -> tuple[list[Tensor], int]:
+def per_position_labels(sources: list[RawSamples], counts: list[int], classes: int | None) -> tuple[list[Tensor], int]:
     """[N, …] int64 labels of positions, 0 … C − 1 or −100 for none, of every part, and C.
 
     Raises:
@@ -95,13 +101,13 @@ def position_labels(sources: list[Part], counts: list[int], classes: int | None)
     return [torch.from_numpy(y.astype(np.int64)) for y in targets], class_count
 
 
-def _label_names(samples: Part, count: int) -> list[str]:
+def _sample_label_names(samples: RawSamples, count: int) -> list[str]:
     """[N] the name of each sample's label in the data."""
     y = _raw_targets(samples, count)
     y = y[:, 0] if y.ndim == 2 and y.shape[1] == 1 else y
     if y.ndim != 1:
         raise ConfigError(f"{samples.source}: y has the shape {list(y.shape)}, but a label is one value per sample")
-    values = y if y.dtype.kind == "f" else _all_numbers(y)
+    values = y if y.dtype.kind == "f" else _parsed_numbers(y)
     if values is not None:
         integer_mask = np.isnan(values) | (values == np.floor(values)) & np.isfinite(values)
         if not integer_mask.all():
@@ -112,7 +118,7 @@ def _label_names(samples: Part, count: int) -> list[str]:
                 "to predict numbers, set {task}=regression",
                 mentions=("task",),
             )
-    sample_labels = [entry_name(value) for value in y.tolist()]
+    sample_labels = [client_or_label_name(value) for value in y.tolist()]
     missing_position = next((position for position, name in enumerate(sample_labels) if name is None), None)
     if missing_position is not None:
         raise ConfigError(
@@ -121,14 +127,14 @@ def _label_names(samples: Part, count: int) -> list[str]:
     return [str(name) for name in sample_labels]
 
 
-def _raw_targets(samples: Part, count: int) -> np.ndarray:
+def _raw_targets(samples: RawSamples, count: int) -> np.ndarray:
     """[N, …] before conversion."""
     if samples.y is None:
         raise ConfigError(f"{samples.source}: there are inputs but no targets; add y")
     y = to_array(samples.source, "y", samples.y)
     if not y.ndim or len(y) != count:
         raise ConfigError(f"{samples.source}: y holds {y.shape[0] if y.ndim else 1} targets for {count} samples")
-    check_names(
+    check_scalar_entries(
         samples.source, "y", y,
         "give one label, number, or array of fixed shape per sample, for instance with a Dataset that returns (image, "
         "target['labels'])",
@@ -136,7 +142,7 @@ def _raw_targets(samples: Part, count: int) -> np.ndarray:
     return y
 
 
-def _all_numbers(y: np.ndarray) -> np.ndarray | None:
+def _parsed_numbers(y: np.ndarray) -> np.ndarray | None:
     """[N] strings that are all numbers, as numbers."""
     if y.dtype.kind not in "UO":
         return None
@@ -146,7 +152,7 @@ def _all_numbers(y: np.ndarray) -> np.ndarray | None:
         return None
 
 
-def _parse_number(value: Any) -> bool:
+def _is_numeric(value: Any) -> bool:
     try:
         float(value)
     except (TypeError, ValueError):

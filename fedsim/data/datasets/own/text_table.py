@@ -13,13 +13,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedsim.core.constraints import AtLeast, Count, OneOf
+from fedsim.core.constraints import Count, IntegerAtLeast, OneOf
 from fedsim.core.errors import ConfigError
 from fedsim.data.datasets.dataset import NO_LABEL
-from fedsim.data.datasets.own.data import OwnData
-from fedsim.data.datasets.own.samples import Part, entry_name
+from fedsim.data.datasets.own.data import UserDataset
+from fedsim.data.datasets.own.samples import RawSamples, client_or_label_name
 from fedsim.data.datasets.own.table_columns import Columns, read_columns
-from fedsim.data.datasets.own.table_roles import check_columns, check_present, read_tables, split_by_column
+from fedsim.data.datasets.own.table_roles import check_columns, check_present, read_tables, split_train_test
 from fedsim.data.datasets.tokens import UNITS, join_tokens, most_frequent, smallest_dtype, split_tokens, token_indices
 
 log = logging.getLogger(__name__)
@@ -30,7 +30,7 @@ NUM_SPECIAL_TOKENS = 3
 UNKNOWN_WORD = "<unknown>"  # in decoded texts
 
 
-class TextTable(OwnData):
+class TextTable(UserDataset):
     """Texts in the rows of a CSV file, a Parquet file (extra `table`) or a data frame. An input is a sequence of
     `length` tokens [L]: 0 is padding at its end, 1 an unknown word, 2 the end of a text, and 3, 4, … are the words of
     `vocabulary`, which is that of the training rows.
@@ -56,7 +56,7 @@ class TextTable(OwnData):
         unit: 'words' in lower case and punctuation marks, or 'characters'.
         vocabulary: how many of the most frequent words of the training rows are kept; None: all.
         separator: of the columns of a CSV file; None: inferred among , ; tab and |.
-        **options: `test_fraction`, `min_samples`, `seed` and `classes` of `OwnData`.
+        **options: `test_fraction`, `min_samples`, `seed` and `classes` of `UserDataset`.
 
     Attributes:
         vocabulary: the words (characters), of which the first is token 3.
@@ -82,7 +82,7 @@ class TextTable(OwnData):
         client: str | None = None,
         split: str | None = None,
         test_path: Any = None,
-        length: Annotated[int, AtLeast(2)] = 64,
+        length: Annotated[int, IntegerAtLeast(2)] = 64,
         unit: Annotated[str, OneOf(*UNITS)] = "words",
         vocabulary: Count | None = None,
         separator: str | None = None,
@@ -101,16 +101,16 @@ class TextTable(OwnData):
         if not is_completion:
             check_present(tables, target, "the target")
         if split is not None:
-            tables = split_by_column(tables[0], split)
+            tables = split_train_test(tables[0], split)
         self._code_by_word: dict[str, int] = {}
         self.longest_target = 0
         token_lists = [self._row_tokens(table, text) for table in tables]
         if is_completion:
             target_lists = [self._row_tokens(table, target) for table in tables]
-            split_parts = self._completion_parts(tables, token_lists, target_lists, client)
+            split_parts = self._prompt_completion_parts(tables, token_lists, target_lists, client)
             options |= {"classes": NUM_SPECIAL_TOKENS + len(self._code_by_word)}
         else:
-            split_parts = self._classification_parts(tables, token_lists, target, client)
+            split_parts = self._make_classification_parts(tables, token_lists, target, client)
         name = Path(path).stem if isinstance(path, (str, Path)) else "text_table"
         super().__init__(
             name,
@@ -120,7 +120,7 @@ class TextTable(OwnData):
             inputs="tokens",
             **options,
         )
-        self._keep_vocabulary(vocabulary)
+        self._build_vocabulary(vocabulary)
 
     def encode(self, rows: Any) -> Tensor:
         """[n, L] the model's input for the texts, or prompts, of other rows.
@@ -133,14 +133,16 @@ class TextTable(OwnData):
         """
         table = read_columns(rows, self._separator, "rows")
         check_columns([table], [("text", name) for name in _template_columns("text", self._template)])
-        texts = _filled_template(self._template, table)
+        texts = _texts_from_template(self._template, table)
         token_lists = [[self._code_by_word.get(w, UNKNOWN) for w in split_tokens(text, self.unit)] for text in texts]
         if self.task == "completion":
             prompts = [tokens[-self._prompt_length :] for tokens in token_lists]
-            return torch.from_numpy(self._renumbered(_padded(prompts, self.length, PADDING)))
-        return torch.from_numpy(self._renumbered(_padded(self._ended(token_lists), self.length, PADDING)))
+            return torch.from_numpy(self._codes_to_tokens(_padded(prompts, self.length, PADDING)))
+        return torch.from_numpy(
+            self._codes_to_tokens(_padded(self._append_end_tokens(token_lists), self.length, PADDING))
+        )
 
-    def decode(self, tokens: Sequence[int]) -> str:
+    def decode_tokens(self, tokens: Sequence[int]) -> str:
         """The text of tokens up to its end."""
         words = []
         for token in itertools.takewhile(lambda token: token != END, tokens):
@@ -152,27 +154,27 @@ class TextTable(OwnData):
         """The codes of each row's tokens: the number of the word, in the order in which words first occur."""
         codes = self._code_by_word
         token_lists = []
-        for text in _filled_template(template, table):
+        for text in _texts_from_template(template, table):
             words = split_tokens(text, self.unit)
             token_lists.append([codes.setdefault(word, NUM_SPECIAL_TOKENS + len(codes)) for word in words])
         return token_lists
 
-    def _ended(self, token_lists: list[list[int]]) -> list[list[int]]:
+    def _append_end_tokens(self, token_lists: list[list[int]]) -> list[list[int]]:
         """Texts of at most `length` tokens, the last of which is their end."""
         return [[*tokens[: self.length - 1], END] for tokens in token_lists]
 
-    def _classification_parts(
+    def _make_classification_parts(
         self, tables: list[Columns], token_lists: list[list[list[int]]], target: str, client: str | None
-    ) -> list[Part]:
+    ) -> list[RawSamples]:
         num_cut = sum(len(tokens) >= self.length for texts in token_lists for tokens in texts)
         if num_cut:
             log.info(
                 "dataset: %d texts are cut to %d %s and the token of their end", num_cut, self.length - 1, self.unit
             )
         return [
-            Part(
+            RawSamples(
                 table.source,
-                _padded(self._ended(texts), self.length, PADDING),
+                _padded(self._append_end_tokens(texts), self.length, PADDING),
                 table[target],
                 client and table[client],
                 table.row_label,
@@ -180,13 +182,13 @@ class TextTable(OwnData):
             for table, texts in zip(tables, token_lists, strict=True)
         ]
 
-    def _completion_parts(
+    def _prompt_completion_parts(
         self,
         tables: list[Columns],
         prompt_lists: list[list[list[int]]],
         target_lists: list[list[list[int]]],
         client: str | None,
-    ) -> list[Part]:
+    ) -> list[RawSamples]:
         self.longest_target = 1 + max(len(tokens) for targets in target_lists for tokens in targets)
         self._prompt_length = self.length + 1 - self.longest_target
         if self._prompt_length < 1:
@@ -206,30 +208,30 @@ class TextTable(OwnData):
                 inputs.append([*prompt, *answer])
                 labels.append([*[NO_LABEL] * (len(prompt) - 1), *answer, END])
             x, y = _padded(inputs, self.length, PADDING), _padded(labels, self.length, NO_LABEL)
-            split_parts.append(Part(table.source, x, y, client and table[client], table.row_label))
+            split_parts.append(RawSamples(table.source, x, y, client and table[client], table.row_label))
         return split_parts
 
-    def _keep_vocabulary(self, size: int | None) -> None:
+    def _build_vocabulary(self, size: int | None) -> None:
         """Number the words of the training rows, the most frequent ones of them; others become the unknown token."""
         training_codes = self.train_x.numpy()
         self._kept_codes = most_frequent(training_codes[training_codes >= NUM_SPECIAL_TOKENS], size)
         words = list(self._code_by_word)
         self.vocabulary = tuple(words[code - NUM_SPECIAL_TOKENS] for code in self._kept_codes)
-        self.train_x = torch.from_numpy(self._renumbered(training_codes))
+        self.train_x = torch.from_numpy(self._codes_to_tokens(training_codes))
         if self.test_x is not None:
-            self.test_x = torch.from_numpy(self._renumbered(self.test_x.numpy()))
+            self.test_x = torch.from_numpy(self._codes_to_tokens(self.test_x.numpy()))
         if self.task == "completion":
             assert self.train_y is not None
             self.classes = NUM_SPECIAL_TOKENS + len(self.vocabulary)
-            self.train_y = torch.from_numpy(self._renumbered(self.train_y.numpy()).astype(np.int64))
+            self.train_y = torch.from_numpy(self._codes_to_tokens(self.train_y.numpy()).astype(np.int64))
             if self.test_y is not None:
-                self.test_y = torch.from_numpy(self._renumbered(self.test_y.numpy()).astype(np.int64))
+                self.test_y = torch.from_numpy(self._codes_to_tokens(self.test_y.numpy()).astype(np.int64))
         log.info(
             "dataset: a vocabulary of %d %s; %d samples to train on, %d to test on",
             len(self.vocabulary), self.unit, len(self.train_x), 0 if self.test_x is None else len(self.test_x),
         )  # fmt: skip
 
-    def _renumbered(self, codes: np.ndarray) -> np.ndarray:
+    def _codes_to_tokens(self, codes: np.ndarray) -> np.ndarray:
         """Codes of all words → tokens, in the smallest type that holds them."""
         index = token_indices(codes, self._kept_codes).astype(np.int64)
         tokens = np.where(index > 0, index + NUM_SPECIAL_TOKENS - 1, UNKNOWN)
@@ -259,10 +261,10 @@ def _template_columns(key: str, template: str) -> list[str]:
     return list(dict.fromkeys(name for _, name, *_ in fields if name))
 
 
-def _filled_template(template: str, table: Columns) -> list[str]:
+def _texts_from_template(template: str, table: Columns) -> list[str]:
     """The texts of a table's rows."""
     columns = _template_columns("text", template)
-    texts_by_column = {name: _texts(table, name) for name in columns}
+    texts_by_column = {name: _column_texts(table, name) for name in columns}
     if columns == [template]:
         return texts_by_column[template]
     pieces = [(literal, name) for literal, name, *_ in Formatter().parse(template)]
@@ -272,13 +274,13 @@ def _filled_template(template: str, table: Columns) -> list[str]:
     ]
 
 
-def _texts(table: Columns, column: str) -> list[str]:
+def _column_texts(table: Columns, column: str) -> list[str]:
     """The entries of a column as texts; words such as NA, which are missing values of other tables, are texts here.
 
     Raises:
         ConfigError: one of them is missing or empty.
     """
-    texts = [entry_name(value) for value in table[column].tolist()]
+    texts = [client_or_label_name(value) for value in table[column].tolist()]
     if None in texts:
         row = table.row_label(texts.index(None))
         raise ConfigError(f"{table.source}: {row} has no text in column {column!r}; fill it in, or remove the row")

@@ -9,14 +9,14 @@ import numpy as np
 from torch import Tensor
 
 from fedsim.core.errors import ConfigError
-from fedsim.data.datasets.own.data import OwnData
-from fedsim.data.datasets.own.pictures import check_options, image_pixels, is_picture, stack_images
-from fedsim.data.datasets.own.samples import Part, to_array
+from fedsim.data.datasets.own.data import UserDataset
+from fedsim.data.datasets.own.pictures import check_picture_options, image_pixels, is_picture, stack_images
+from fedsim.data.datasets.own.samples import RawSamples, to_array
 
 SAMPLES_READ_TWICE = 16  # samples that are read twice
 
 
-class TorchData(OwnData):
+class TorchData(UserDataset):
     """Samples (x, y), or mappings, of Datasets with a length: of torchvision, of another library, or your own. A
     Dataset with random samples (such as a random crop) raises an error, since samples are read once: remove such
     transforms, and use `augment`.
@@ -28,7 +28,7 @@ class TorchData(OwnData):
             decides.
         size, colours: of Pillow images, see `fedsim.data.datasets.ImageFolder`.
         name: the name of the data in reports; None: the class of `train`.
-        **options: of `OwnData`.
+        **options: of `UserDataset`.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class TorchData(OwnData):
         name: str | None = None,
         **options: Any,
     ) -> None:
-        check_options(size, colours)
+        check_picture_options(size, colours)
         keys = {"x": x, "y": y, "client": client}
         splits = [
             read(split, dataset, keys, size, colours)
@@ -55,7 +55,7 @@ class TorchData(OwnData):
 
 def read(
     split: str, dataset: Any, keys: dict[str, int | str | None], size: Sequence[int] | None, colours: str | None
-) -> Part:
+) -> RawSamples:
     """All samples of a Dataset."""
     source = f"dataset.{split} ({type(dataset).__name__})"
     if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__") or isinstance(dataset, (str, Mapping)):
@@ -69,7 +69,7 @@ def read(
         sample = read_sample(source, dataset, number)
         for name, key in (keys | {"client": client}).items():
             if key is not None:
-                values_by_role[name].append(copy_value(sample_entry(source, name, sample, key)))
+                values_by_role[name].append(copy_value(entry_of_sample(source, name, sample, key)))
         if number < SAMPLES_READ_TWICE:
             _check_repeatable(source, dataset, number, keys, values_by_role)
     if not count:
@@ -77,7 +77,7 @@ def read(
     owners = values_by_role["client"] or None if client_values is None else client_values
     pictures = all(map(is_picture, values_by_role["x"]))
     x = input_array(source, values_by_role["x"], size, colours)
-    return Part(source, x, values_by_role["y"], owners, channels="first" if pictures else None)
+    return RawSamples(source, x, values_by_role["y"], owners, channels="first" if pictures else None)
 
 
 def copy_value(value: Any) -> Any:
@@ -101,7 +101,7 @@ def _check_repeatable(
             continue
         first_read, second_read = (
             np.asarray(copy_value(value))
-            for value in (values_by_role[name][-1], sample_entry(source, name, sample, keys[name]))
+            for value in (values_by_role[name][-1], entry_of_sample(source, name, sample, keys[name]))
         )
         if first_read.dtype != object and not np.array_equal(
             first_read, second_read, equal_nan=first_read.dtype.kind == "f"
@@ -128,7 +128,7 @@ def read_sample(source: str, dataset: Any, number: int) -> Any:
         raise ConfigError(f"{source}: sample {number} cannot be read ({error_text(error)})") from error
 
 
-def sample_entry(source: str, name: str, sample: Any, key: Any) -> Any:
+def entry_of_sample(source: str, name: str, sample: Any, key: Any) -> Any:
     """The value at an index or key of a sample."""
     try:
         if isinstance(key, str) and not hasattr(sample, "keys"):

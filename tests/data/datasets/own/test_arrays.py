@@ -297,7 +297,9 @@ def test_all_clients_or_some_drawn_by_seed() -> None:
             *simulation.federation.client_names
         }
         for client, name in enumerate(simulation.federation.client_names):
-            held = simulation.client_tables[0].order[slice(*simulation.client_tables[0].offsets[client : client + 2])]
+            held = simulation.partition_tables[0].order[
+                slice(*simulation.partition_tables[0].offsets[client : client + 2])
+            ]
             assert {data.client_names[owner] for owner in data.owners[held]} == {name}
     with pytest.raises(ConfigError, match="clients=4, but the data set has 3 natural owners"):
         Simulation(data, Linear, clients=4)
@@ -310,7 +312,7 @@ def test_all_clients_or_some_drawn_by_seed() -> None:
 def test_shuffled_clients_keep_their_names() -> None:
     simulation = Simulation(Arrays(X, Y, CLIENTS), Linear, clients=2, partition=Natural(shuffle=True), seeds=[0, 1, 2])
     data = simulation.dataset
-    for table in simulation.client_tables:
+    for table in simulation.partition_tables:
         for client, name in enumerate(table.names):
             held = table.order[slice(*table.offsets[client : client + 2])]
             assert {data.client_names[owner] for owner in data.owners[held]} == {name}

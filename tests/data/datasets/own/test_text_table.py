@@ -69,7 +69,7 @@ def test_targets_of_completions_are_the_next_tokens_of_the_answer_alone() -> Non
     assert data.train_y[0].tolist() == [-100, -100, -100, 5, END, -100]
     assert data.train_y.dtype == torch.int64
     assert data.classes == NUM_SPECIAL_TOKENS + 9
-    assert data.decode(data.train_y[4][3:].tolist()) == "14"
+    assert data.decode_tokens(data.train_y[4][3:].tolist()) == "14"
     assert data.encode({"a": [7], "b": [3]}).tolist() == [[UNKNOWN, 4, 5, 6, PADDING, PADDING]]
 
 
@@ -194,8 +194,8 @@ def test_a_completion_is_exact_where_greedy_decoding_returns_the_answer(tmp_path
             tokens.append(int(module(torch.tensor([tokens]))[0, -1].argmax()))
         a, b = (data.vocabulary[prompt[place] - NUM_SPECIAL_TOKENS] for place in (0, 2))
         row = next(number for number, row in enumerate(rows) if (str(row["a"]), str(row["b"])) == (a, b))
-        assert completions[row] == data.decode(tokens[len(prompt) :])
-        hits += completions[row] == data.decode(answer)
+        assert completions[row] == data.decode_tokens(tokens[len(prompt) :])
+        hits += completions[row] == data.decode_tokens(answer)
     assert run.rows[-1]["test_exact_match"] == pytest.approx(hits / len(data.test_x))
     assert hits  # some are right after four rounds
 
