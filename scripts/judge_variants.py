@@ -95,7 +95,7 @@ class {name}(Strategy):
         self.server_lr = server_lr
 
     def initial(self, model, federation):
-        seen = torch.zeros(federation.num_rows, dtype=model.dtype, device=model.device)
+        seen = torch.zeros(federation.num_memory_rows, dtype=model.dtype, device=model.device)
         return Remembered(model, federation.zeros(model.shape[1], dtype=model.dtype), seen, torch.zeros_like(model))
 
     def aggregate(self, state, report, t):

@@ -56,7 +56,7 @@ class RankLayout:
             if local_lengths[tensor_name] == (federation.num_replicates * federation.clients,):
                 raise ConfigError(
                     f"strategy={type(strategy).__name__} keeps {tensor_name} of every client on every rank; "
-                    "make it with federation.num_rows and federation.broadcast"
+                    "make it with federation.num_memory_rows and federation.broadcast"
                 )
         of_clients = {tensor_name for tensor_name in memory.named_tensors() if not tensor_name.startswith("server.")}
         return cls(ranks, population_shape, frozenset(divided_fields | of_clients))

@@ -33,7 +33,7 @@ def test_a_capacity_of_ones_own_is_the_packages_where_it_holds_the_same(monkeypa
     """Clients of even numbers have the second width, as in `EvenClients`."""
     levels = lambda self, federation: (  # noqa: E731
         setattr(self, "ascending", np.array([0.5, 1.0])),
-        setattr(self, "level", torch.arange(federation.num_rows) % federation.clients % 2),
+        setattr(self, "level", torch.arange(federation.num_memory_rows) % federation.clients % 2),
     )
     monkeypatch.setattr(Widths, "setup", levels)
     own = model_of(custom("own_capacity.EvenClients"))

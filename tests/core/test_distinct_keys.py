@@ -32,11 +32,11 @@ ASKERS = {
     "PROBABILITY": ["probabilities.py base"],
     "TRAJECTORY": ["trajectories.py at"],
     "AVAILABILITY": ["processes.py bernoulli"],
-    "BATCH": ["stored.py feed"],
+    "BATCH": ["stored.py make_feed"],
     "AUGMENT": ["stored.py batch_of_rows"],
     "DROPOUT": ["batches.py batch"],
     "CONTAMINATION": ["batches.py contaminate"],
-    "DATA": ["gaussian.py __init__", "gaussian.py unequal_weights"],  # by counters of their own
+    "DATA": ["gaussian.py __init__", "gaussian.py draw_dirichlet_weights"],  # by counters of their own
     "SHIFT": ["location.py setup"],
     "COMMON": ["correlated.py _next_state"],
     "NOISE": ["drawn.py batch_of_rows"],

@@ -48,9 +48,9 @@ class Poisoned(SGD):
         self.where = where
 
     def memory(self, federation, dimension):
-        bad = torch.zeros(federation.num_rows, dtype=federation.dtype)
+        bad = torch.zeros(federation.num_memory_rows, dtype=federation.dtype)
         bad[-2] = 1
-        return {"bad": bad, "own": torch.zeros(federation.num_rows, dimension, dtype=federation.dtype)}
+        return {"bad": bad, "own": torch.zeros(federation.num_memory_rows, dimension, dtype=federation.dtype)}
 
     def step(self, carry, batch, lr, objective):
         carry, loss = super().step(carry, batch, lr, objective)

@@ -48,7 +48,7 @@ class Decomposing(SGD):
     def memory(self, federation, dimension):
         bad = torch.zeros(federation.num_replicates, federation.clients, dtype=federation.dtype)
         bad[[seed == SEEDS[1] for seed in federation.seeds], 2] = 1
-        return {"bad": bad.flatten(), "seen": torch.zeros(federation.num_rows, dtype=federation.dtype)}
+        return {"bad": bad.flatten(), "seen": torch.zeros(federation.num_memory_rows, dtype=federation.dtype)}
 
     def step(self, carry, batch, lr, objective):
         carry, loss = super().step(carry, batch, lr, objective)
@@ -126,7 +126,7 @@ def test_a_model_that_cannot_be_evaluated_is_evaluated_as_another_replicates():
             raise torch.linalg.LinAlgError("the algorithm failed to converge")
         return models
 
-    federation = SimpleNamespace(num_rows=12, num_replicates=3, device=torch.device("cpu"))
+    federation = SimpleNamespace(num_memory_rows=12, num_replicates=3, device=torch.device("cpu"))
     models = torch.tensor([[math.nan, 1.0], [2.0, 3.0], [4.0, 5.0]])
     result = DivergenceGuard(federation, "FedAvg").evaluate(evaluator, models, 7)
     assert result.tolist() == [[2.0, 3.0], [2.0, 3.0], [4.0, 5.0]]

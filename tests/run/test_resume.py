@@ -50,7 +50,7 @@ def crash():
 @pytest.fixture(autouse=True)
 def _without_trial(monkeypatch: pytest.MonkeyPatch) -> None:
     """Processes of this file send signals and crash in a round; a trial of rounds would meet them before the run."""
-    monkeypatch.setattr(rehearsal, "check_rounds", lambda run: None)
+    monkeypatch.setattr(rehearsal, "rehearse_rounds", lambda run: None)
 
 
 @pytest.mark.sampled(2)

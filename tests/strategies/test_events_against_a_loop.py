@@ -51,7 +51,9 @@ class Loop:
 
     def seconds(self, i, t):
         one = np.array([self.replicate * CLIENTS + i])
-        return self.steps(i, t) * SIZES[i] * self.clock.times(t, one, 0, 0).sample[0] + self.clock.pause_seconds(t, one)[0]
+        return (
+            self.steps(i, t) * SIZES[i] * self.clock.times(t, one, 0, 0).sample[0] + self.clock.pause_seconds(t, one)[0]
+        )
 
     def order(self, t):
         everybody = self.replicate * CLIENTS + np.arange(CLIENTS)

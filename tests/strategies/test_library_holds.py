@@ -125,7 +125,7 @@ def test_clients_mean_is_that_of_the_models_they_received_last(name, federated, 
     memory.evaluated |= models.memory(state.model)
     for played in play(simulation):
         cohort = played.report.cohort
-        models.receive(memory, played.after, cohort)
+        models.record_received_models(memory, played.after, cohort)
         for row, count in zip(cohort.host_index.rows, cohort.host_index.multiplicity, strict=True):
             r, i = divmod(int(row), CLIENTS)
             has[r][i] = played.after.model[r] if count else has[r][i]

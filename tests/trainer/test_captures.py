@@ -132,9 +132,9 @@ def test_what_is_too_large_is_not_captured_and_said_once(device: StandIn, caplog
             assert torch.equal(function(x), x * 2)
     assert caplog.text.count("cannot be captured and runs operation by operation (it would hold") == 1
     assert sorted(type(kept).__name__ for kept in function._recordings.values()) == [
-        "RecordedGraph",
-        "Recording",
-        "Recording",
+        "CapturedCudaGraph",
+        "OperationRecording",
+        "OperationRecording",
     ]
 
 

@@ -64,8 +64,8 @@ class Counting(SGD):
     needs_round = True
 
     def memory(self, federation, dimension):
-        number = torch.zeros(federation.num_rows, dtype=torch.int64, device=federation.device)
-        trace = torch.zeros(federation.num_rows, dimension, dtype=federation.dtype, device=federation.device)
+        number = torch.zeros(federation.num_memory_rows, dtype=torch.int64, device=federation.device)
+        trace = torch.zeros(federation.num_memory_rows, dimension, dtype=federation.dtype, device=federation.device)
         return {"steps": number, "seen": number - 1, "trace": trace}
 
     def step(self, carry, batch, lr, objective):
@@ -133,7 +133,7 @@ def test_names_that_collide_are_refused_before_the_first_round():
 
     class Answered(Counting):
         def memory(self, federation, dimension):
-            return {"answered": torch.zeros(federation.num_rows)}
+            return {"answered": torch.zeros(federation.num_memory_rows)}
 
     stream = {"dataset": GaussianMean(clients=5), "model": Mean, "shift": Location(0.5, inertia=0.5)}
     with pytest.raises(ConfigError, match="both remember 'answered'"):

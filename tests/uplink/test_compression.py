@@ -161,7 +161,7 @@ def test_ef21_under_mifa_steps_along_the_mean_of_all_that_is_remembered(run, pla
     simulation = run(TopK(k=1, feedback="ef21"), strategy=MIFA())
     g = torch.zeros(len(SEEDS) * M, 4, dtype=torch.float64)
     for played in play(simulation):
-        g[played.report.cohort.virtual_clients] = played.report.innovation
+        g[played.report.cohort.virtual_client_index] = played.report.innovation
         expected = played.before.model - g.unflatten(0, (len(SEEDS), M)).mean(1)
         torch.testing.assert_close(played.after.model, expected, rtol=0, atol=1e-13)
 

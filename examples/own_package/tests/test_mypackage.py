@@ -111,8 +111,8 @@ def test_a_client_away_for_three_rounds_has_a_third_of_the_weight() -> None:
         model -= float((weights / weights.sum() * rate * (model - points)).sum())
         last = [t if here[i] else last[i] for i in range(2)]
     simulation = Simulation(
-        Quadratics(clients=2, points=points.tolist()), Mean, clients=2, partition=Natural(), strategy=Recency(), rounds=4,
-        availability=Listed(), local=SGD(lr=rate, steps=1, batch_size=None),
+        Quadratics(clients=2, points=points.tolist()), Mean, clients=2, partition=Natural(), strategy=Recency(),
+        rounds=4, availability=Listed(), local=SGD(lr=rate, steps=1, batch_size=None),
         execution=Execution(dtype="float64"),
     )  # fmt: skip
     assert simulation.run().state.model.item() == pytest.approx(model)

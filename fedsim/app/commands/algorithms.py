@@ -94,7 +94,7 @@ class AlgorithmChoice:
         if self.group == "columns":
             return "4 bytes of every number that travels, down and up"
         if self.group == "local":
-            is_default_traffic = type(self.instance).traffic is LocalRule.extra_transmitted_numbers
+            is_default_traffic = type(self.instance).extra_transmitted_numbers is LocalRule.extra_transmitted_numbers
             return "nothing more" if is_default_traffic else "what the server estimates with clients, where it does"
         code = Uplink(self.instance).code(1000, 4)
         return f"{code.bytes} bytes up where d = 1000"

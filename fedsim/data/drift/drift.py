@@ -61,7 +61,7 @@ class Drift(Validated, ABC):
             lambda component, run: component.moves == "rotation" and len(run.dataset.shape) != 3,
             "{at}.moves=rotation and inputs that are no images",
         ),
-        EffectiveIf("seed", lambda component, run: component.draws_by_seed, "{at}.spread above 0"),
+        EffectiveIf("seed", lambda component, run: component.has_seeded_draws, "{at}.spread above 0"),
         EffectiveIf("references", lambda component, run: not run.simulation.shift.active, "shift=none"),
         EffectiveIf(
             "references_seconds",

@@ -11,11 +11,13 @@ import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
 
+from fedsim.core.settings import display_key
 from fedsim.evaluation.columns import is_fraction
 from fedsim.evaluation.registry import DISTANCE_COLUMNS, describe_metric
 from fedsim.run.tracking.clients import MAX_DETAILED_CLIENTS, MAX_DETAILED_ROUNDS
 from fedsim.run.tracking.result import format_spread as after
 from fedsim.studies.plots import clients
+from fedsim.studies.plots.by_setting import final_by_setting_figure, swept_setting
 from fedsim.studies.plots.curves import comparison_figure, metrics_with_loss, preferred_metrics
 from fedsim.studies.plots.looks import curve_styles
 from fedsim.studies.plots.style import (
@@ -61,9 +63,12 @@ def comparison_pictures(
         runs: the runs to compare.
         metrics: the metrics whose curves are drawn; by default the most informative ones.
         max_metrics: number of these default metrics.
-        x: the column along which curves are drawn; None: rounds.
+        x: the column along which curves are drawn, or a swept setting by which final values are drawn as well; None:
+            rounds.
         limits: metric → limits of the curves' vertical axis.
     """
+    key = None if x is None else swept_setting(runs, x)
+    x = x if key is None else None
     runs = [dataclasses.replace(run, label=escape_mathtext(run.label)) for run in runs]
     has_several_replicates, num_runs = max(run.replicates for run in runs) > 1, seed_counts_text(runs)
     few_note = f" {FEW_REPLICATES_NOTE}" if has_few_replicates(runs) else ""
@@ -79,12 +84,12 @@ def comparison_pictures(
     if chosen_metrics:
         curves_heading = "Over the rounds" if x is None else f"Over {describe_metric(x).label}"
         logarithmic = any(name in DISTANCE_COLUMNS for name in chosen_metrics)
-        text = f"Mean over the replicates.{band_sentence}" if has_several_replicates else "One seed."
-        text += (
-            " On logarithmic axes, bands show the middle 80 % of the replicates."
-            if has_several_replicates and logarithmic
-            else ""
-        )
+        sentences = {
+            band_sentence: not all(name in DISTANCE_COLUMNS for name in chosen_metrics),
+            middle_band.replace(" Bands", " On logarithmic axes, bands"): logarithmic,
+        }
+        text = "".join(sentence for sentence, applies in sentences.items() if applies)
+        text = f"Mean over the replicates.{text}" if has_several_replicates else "One seed."
         yield Picture("curves", curves_heading, text, comparison_figure(runs, chosen_metrics, x, limits))
     if len(runs) > 1:
         whiskers = (
@@ -93,7 +98,17 @@ def comparison_pictures(
             else ""
         )
         bars_caption = f"After the last round.{whiskers}"
-        yield Picture("final", "Where the runs ended", bars_caption, final_values_figure(runs))
+        yield Picture("final", "Where the runs ended", bars_caption, final_values_figure(runs, metrics))
+        if key is not None:
+            by_setting_caption = (
+                f"After the last round. Error bars are ±1 standard deviation over {num_runs}.{few_note}"
+                if has_several_replicates
+                else "After the last round. One seed."
+            )
+            yield Picture(
+                "by_setting", f"By {display_key(key)}", by_setting_caption,
+                final_by_setting_figure(runs, key, chosen_metrics),
+            )  # fmt: skip
     if distances := [name for name in DISTANCE_COLUMNS if any(name in run.metrics for run in runs)]:
         distance_caption = f"Euclidean distance of the evaluated model, on a logarithmic axis.{middle_band}"
         yield Picture(
@@ -143,9 +158,10 @@ def figures_of_folder(folder: Path) -> Iterator[tuple[str, Figure]]:
     yield from ((picture.heading, picture.figure) for picture in comparison_pictures([load(folder)]))
 
 
-def final_values_figure(runs: list[Run]) -> Figure:
-    """Draw a bar per run for up to two most informative metrics, mean ± 1 standard deviation over replicates."""
-    metrics, colours = preferred_metrics(runs)[:2], [style.colour for style in curve_styles(runs).styles]
+def final_values_figure(runs: list[Run], metrics: list[str] | None = None) -> Figure:
+    """Draw a bar per run, mean ± 1 standard deviation over replicates, for the first two metrics; by default for up to
+    two most informative ones."""
+    metrics, colours = (metrics or preferred_metrics(runs))[:2], [style.colour for style in curve_styles(runs).styles]
     with matplotlib.rc_context(matplotlib_parameters()):
         width = 5.4 if len(metrics) > 1 else 8.0
         figure, grid = panel_figure(len(metrics), width=width, height=1.0 + 0.42 * len(runs))

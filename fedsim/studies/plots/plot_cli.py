@@ -15,6 +15,7 @@ from fedsim.core import checks
 from fedsim.core.errors import ConfigError
 from fedsim.core.files import replacement_file
 from fedsim.core.speaking import tolerate_broken_pipes
+from fedsim.studies.plots.by_setting import swept_setting
 from fedsim.studies.plots.compare import (
     FEW_REPLICATES_NOTE,
     Picture,
@@ -25,7 +26,7 @@ from fedsim.studies.plots.compare import (
 from fedsim.studies.plots.html_report import report_html
 from fedsim.studies.plots.style import PALETTE_DESCRIPTION, matplotlib_parameters
 from fedsim.studies.plots.venues import VENUES, use_venue
-from fedsim.studies.results.differences import load_runs
+from fedsim.studies.results.differences import load_runs, swept_keys
 from fedsim.studies.results.forms import TABLE_FORMATTERS
 from fedsim.studies.results.run_measures import TableCell, final_metric_measure
 from fedsim.studies.results.runs import Run, final_metric_columns
@@ -48,8 +49,8 @@ def main(arguments: list[str] | None = None) -> None:
         available_metrics = final_metric_columns(runs)
         for name in options.metric or []:
             checks.check_choice("--metric", name, available_metrics)
-        if options.x is not None:
-            checks.check_choice("--x", options.x, x_axis_columns(runs))
+        if options.x is not None and swept_setting(runs, options.x) is None:
+            checks.check_choice("--x", options.x, [*x_axis_columns(runs), *swept_keys(runs)])
         formats = _parse_formats(options.format)
         limits = dict(_parse_limits(text, available_metrics) for text in options.ylim)
         out = options.out
@@ -88,16 +89,18 @@ def _parser() -> argparse.ArgumentParser:
         "--metric",
         action="append",
         metavar="NAME",
-        help="column of metrics.csv for the table and the curves; the other pictures (final values, "
-        "distances, clients, availability, partition) are drawn as well; may be repeated",
+        help="column of metrics.csv for the table, the curves and the final values; the other pictures "
+        "(distances, clients, availability, partition) are drawn as well; may be repeated",
     )
     parser.add_argument(
         "--x",
         metavar="NAME",
-        help="column for the horizontal axis of curves, such as virtual_seconds (default: rounds)",
+        help="column for the horizontal axis of curves, such as virtual_seconds (default: rounds), or a swept "
+        "setting, such as lr: the final values are drawn by it as well",
     )
     parser.add_argument(
         "--style",
+        type=str.lower,
         choices=VENUES,
         help="figure width and font size of a venue: "
         + ", ".join(f"{name} ({venue.text_width:g} in, {venue.font_size:g} pt)" for name, venue in VENUES.items()),

@@ -25,6 +25,8 @@ from fedsim.studies.plots.curves import curve_metrics
 from fedsim.studies.plots.figure_kinds import draw_figure
 from fedsim.studies.plots.style import save_small_png
 from fedsim.studies.reproduce import report, stored
+from fedsim.studies.reproduce.comparison import Judgement
+from fedsim.studies.reproduce.ledger import load_statement_ledger, papers_with_ledger
 from fedsim.studies.reproduce.provenance import check_clean_checkout, commit_hash, common_source_hash, write_source_hash
 from fedsim.studies.reproduce.recipe import SCALES, Recipe, list_recipe_names, load_recipe, recipe_folder
 from fedsim.studies.reproduce.runner import (
@@ -39,6 +41,7 @@ from fedsim.studies.reproduce.runner import (
     run_jobs,
     trusted_packages,
 )
+from fedsim.studies.reproduce.statements import statements_text
 from fedsim.studies.reproduce.stored import StoredRecipeResult, update_verdicts
 from fedsim.studies.reproduce.verify import verify_by_rerunning
 from fedsim.studies.results.runs import load as load_run
@@ -58,11 +61,7 @@ def main(arguments: list[str] | None = None) -> None:
         if options.judge or options.verify is not None:
             _judge_or_rerun_results(options)
             return
-        recipe_names = list(options.recipe)
-        if options.all:
-            papers = sorted({name.partition("/")[0] for name in list_recipe_names()})
-            paper = checks.check_choice("--all", options.all, papers)
-            recipe_names += [name for name in list_recipe_names() if name.startswith(f"{paper}/")]
+        recipe_names = _requested_recipe_names(options)
         if not recipe_names:
             parser.error("name a recipe, or --all PAPER; --list shows them")
         recipes = [load_recipe(name) for name in recipe_names]
@@ -75,6 +74,18 @@ def main(arguments: list[str] | None = None) -> None:
         }
         if len(rows_by_recipe) > 1:
             print(report.summary_table(rows_by_recipe))
+
+
+def _requested_recipe_names(options: argparse.Namespace) -> list[str]:
+    papers = sorted({name.partition("/")[0] for name in list_recipe_names()})
+    for name in options.recipe:
+        if name in papers:
+            raise ConfigError(f"{name} is a paper, not a recipe; use --all {name}, or name its recipes, {name}/NAME")
+    recipe_names = list(options.recipe)
+    if options.all:
+        paper = checks.check_choice("--all", options.all, papers)
+        recipe_names += [name for name in list_recipe_names() if name.startswith(f"{paper}/")]
+    return recipe_names
 
 
 def _judge_or_rerun_results(options: argparse.Namespace) -> None:
@@ -211,7 +222,8 @@ def reproduce_recipe(
     report.compute_cell_measures(recipe, cells)
     numbers = report.numbers_by_measure(recipe, cells)
     lines = report.make_number_rows(recipe, numbers, cells)
-    lines += [report.comparison_row(judgement) for judgement in report.judge_comparisons(recipe, numbers, scale)]
+    judgements = report.judge_comparisons(recipe, numbers, scale)
+    lines += [report.comparison_row(judgement) for judgement in judgements]
     metadata = _metadata(recipe, scale, device, planned_jobs, skip_reasons, tuned_rates)
     report.save_json(folder / "report.json", lines, metadata)
     if lines:
@@ -221,11 +233,21 @@ def reproduce_recipe(
     print(report.format_report_rows(lines, report.unreached_target_texts(recipe, lines, cells)))
     if verdicts_note := no_verdicts_note(recipe, scale):
         print(verdicts_note)
+    print(_paper_statements_text(recipe, scale, judgements), end="")
     notes_by_cell = skip_reasons | {name: f"tuned to {rate}" for name, rate in tuned_rates.items()}
     for setting_name, reason in notes_by_cell.items():
         print(f"{setting_name}: {reason}")
     print(f"written to {folder}\n")
     return lines
+
+
+def _paper_statements_text(recipe: Recipe, scale: str, judgements: list[Judgement]) -> str:
+    """Return the lines of `statements_text`; '' for a recipe of a paper without a ledger."""
+    paper = recipe.name.partition("/")[0]
+    if paper not in papers_with_ledger(recipe_folder()):
+        return ""
+    text = statements_text(recipe, scale, judgements, load_statement_ledger(paper, recipe_folder()))
+    return f"{text}\n" if text else ""
 
 
 def no_verdicts_note(recipe: Recipe, scale: str) -> str:

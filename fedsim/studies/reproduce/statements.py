@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from fedsim.studies.reproduce import comparison as words
 from fedsim.studies.reproduce.comparison import Comparison, Judgement
-from fedsim.studies.reproduce.ledger import Statement
+from fedsim.studies.reproduce.ledger import Statement, StatementLedger
 from fedsim.studies.reproduce.recipe import Recipe
 
 (
@@ -167,6 +167,21 @@ def judge_statement(statement: Statement, evidence: Iterable[StatementEvidence])
         if evidence_item.statement_verdict == decisive_evidence.statement_verdict and evidence_item.exemption_reason
     )
     return StatementJudgement(statement, decisive_evidence.statement_verdict, evidence, "; ".join(remarks))
+
+
+def statements_text(recipe: Recipe, scale: str, judgements: list[Judgement], ledger: StatementLedger) -> str:
+    """Return the paper's statements that a recipe tests, each with its place and the verdict from these runs alone; ''
+    if they decide none."""
+    evidence = evidence_by_statement([recipe], {(recipe.name, scale): judgements})
+    lines = []
+    for statement in ledger.statements:
+        own_evidence = [entry for entry in evidence.get(statement.id, []) if entry.judgement is not None]
+        if own_evidence:
+            verdict = judge_statement(statement, own_evidence)
+            remark = f" ({verdict.remark})" if verdict.remark else ""
+            lines.append(f"  {verdict.verdict_label}{remark} [{statement.id}], {statement.place}: {statement.states}")
+    heading = "Statements of the paper, restated, and the verdicts from these runs alone (docs/verdicts.md):"
+    return "\n".join([heading, *lines]) if lines else ""
 
 
 def evidence_of_worst_verdict(evidence: Iterable[StatementEvidence]) -> StatementEvidence:

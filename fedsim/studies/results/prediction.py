@@ -6,12 +6,13 @@ import functools
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from fedsim.core import targets
 from fedsim.core.errors import ConfigError
-from fedsim.data.datasets import Dataset, TextTable
+from fedsim.data.datasets import Dataset, Table, TextTable
 from fedsim.data.datasets.own.text_table import PADDING
 from fedsim.models import StatelessModel
 from fedsim.models.kinds import LOSS_KIND, MODEL_KIND
@@ -57,6 +58,22 @@ class Predictor:
         module = self.model.evaluation_module
         module.load_state_dict(state)
         return module.eval()
+
+    def input_tensor(self, x: Any) -> Tensor:
+        """Return raw inputs as a tensor; rows of a table are encoded as those of the run.
+
+        Raises:
+            ConfigError: they are no numbers, and the data set is no table.
+        """
+        if isinstance(self.dataset, (Table, TextTable)) and not isinstance(x, (Tensor, np.ndarray, list, tuple)):
+            return self.dataset.encode(x)
+        try:
+            return torch.as_tensor(x)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise ConfigError(
+                f"inputs of type {type(x).__name__} are no tensor or array; give [n, "
+                f"{', '.join(map(str, self.dataset.shape))}] of n samples"
+            ) from error
 
     @torch.no_grad()
     def outputs(self, state: Mapping[str, Tensor], x: Tensor, extra_inputs: Mapping[str, Tensor]) -> Any:

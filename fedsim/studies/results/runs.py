@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor, nn
 
 from fedsim.core import checks, targets
@@ -177,7 +176,7 @@ class Run:
 
     def predict(
         self,
-        x: Tensor | np.ndarray,
+        x: Any,
         seed: int | None = None,
         which: str = "last",
         replicate: int | None = None,
@@ -187,7 +186,8 @@ class Run:
 
         Args:
             x: [n, *shape] raw inputs as the data set stores them. Bytes are pixels and are scaled and normalised as in
-                the run; floating-point numbers are not changed.
+                the run; floating-point numbers are not changed. Of dataset=table and text_table also rows of the
+                table: a path, a data frame, or a mapping from names to columns.
             seed, which, replicate: which model, see `model`.
             more: further inputs of the model by name, such as a mask.
 
@@ -196,7 +196,7 @@ class Run:
         """
         state = self.model(seed, which, replicate)
         with self._trusted_context():
-            return self._predictor.outputs(state, torch.as_tensor(x), more)
+            return self._predictor.outputs(state, self._predictor.input_tensor(x), more)
 
     def complete(
         self, rows: Any, seed: int | None = None, which: str = "last", replicate: int | None = None

@@ -183,7 +183,7 @@ def _parse_pairs(option: str, texts: list[str]) -> dict[str, str]:
     for text in texts:
         name, separator, value = text.partition("=")
         if not (name and separator and value):
-            raise ConfigError(f"{option} {text} must be NAME=VALUE")
+            raise ConfigError(f"{option} {text} must be NAME=VALUE, such as strategy=fedavg")
         pairs[name] = value
     return pairs
 

@@ -315,7 +315,7 @@ def test_what_makes_no_sense_is_refused(build):
     with pytest.raises(ConfigError, match=r"counts the first clock\.first=2 that are done"):
         build(Bernoulli(Uniform(0.5)), strategy=FedAvgKnown(), clock=Devices(first=2))
     build(Bernoulli(Uniform(0.5)), strategy=FedAvgKnown(), clock=Devices(deadline=2.0))
-    with pytest.raises(ConfigError, match=r"availability=full: under DeadlineFilter"):
+    with pytest.raises(ConfigError, match=r"availability=full: under DeadlineAvailability"):
         build(Full(), strategy=PFedAvg(), clock=Devices(deadline=2.0))
     build(strategy=Median(), clock=Devices(deadline=2.0))
     with pytest.raises(ConfigError, match="FedPBC as configured lets clients compute that do not participate"):

@@ -126,7 +126,7 @@ def test_the_papers_house_prices():
     risk = risk_of(HousePrices(10), SLOPE, Response(1.5), 10, ridge=10 / 3)
     best = optimal_point(risk, [start_of(risk)], (-10.0, 10.0))
     assert best.item() == pytest.approx(0.584, abs=5e-4)
-    assert 2 * risk.performative(best).item() == pytest.approx(5.43, abs=5e-3)
+    assert 2 * risk.performative_risk(best).item() == pytest.approx(5.43, abs=5e-3)
 
 
 @SETTINGS
@@ -192,13 +192,13 @@ def test_the_optimal_strategic_classifier_is_no_worse_than_any_other():
     """Nothing near θ^PO, nor θ^PS, nor the fit to data at rest, has a lower performative risk."""
     risk = risk_of(classes(), SLOPE, Strategic(0.7, 0.0), 4, ridge=0.05)
     stable, best = (torch.as_tensor(p) for p in points(risk))
-    least = risk.performative(best).item()
-    assert least < risk.performative(stable).item() - 1e-5
+    least = risk.performative_risk(best).item()
+    assert least < risk.performative_risk(stable).item() - 1e-5
     draw = torch.Generator().manual_seed(0)
     for scale in (1e-3, 0.1, 1.0):
         for _ in range(20):
             other = best + scale * torch.randn(3, generator=draw, dtype=torch.float64)
-            assert risk.performative(other).item() > least
+            assert risk.performative_risk(other).item() > least
 
 
 LAWS = {
@@ -219,7 +219,7 @@ def test_gradients_through_the_shift_are_exact(law):
     risk = risk_of(build(), model, make(), clients, ridge=0.1)
     theta = 0.3 + 0.2 * torch.sin(torch.arange(risk.model.dimension)).double()
     step = 1e-5 * torch.eye(len(theta), dtype=torch.float64)
-    full = [(risk.performative(theta + h) - risk.performative(theta - h)).item() / 2e-5 for h in step]
+    full = [(risk.performative_risk(theta + h) - risk.performative_risk(theta - h)).item() / 2e-5 for h in step]
     still = [(risk(theta + h, theta) - risk(theta - h, theta)).item() / 2e-5 for h in step]
     np.testing.assert_allclose(risk.performative_gradient(theta), full, atol=1e-7)
     np.testing.assert_allclose(risk.decoupled_gradient(theta), still, atol=1e-7)

@@ -14,6 +14,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from fedsim.studies.plots.bars import bars_figure
+from fedsim.studies.plots.by_setting import final_by_setting_figure
 from fedsim.studies.plots.cells import ResultCell
 from fedsim.studies.plots.compare import comparison_pictures, final_values_figure
 from fedsim.studies.plots.curves import comparison_figure, draw_curve
@@ -236,3 +237,45 @@ def test_keys_that_follow_from_a_swept_choice_are_no_labels(tmp_path: Path) -> N
     (tmp_path / "MIFA" / "environment.json").write_text("{}")
     (tmp_path / "FedAvg" / "environment.json").write_text("{}")
     assert [one.label for one in load_runs([tmp_path])] == ["FedAvg deploy=step", "MIFA deploy=round"]
+
+
+def test_final_values_are_drawn_by_a_swept_setting(twenty: Path, tmp_path: Path) -> None:
+    """A line per strategy; rates from 0.1 to 10 on a logarithmic axis, in order."""
+    runs = load_runs([twenty])
+    drawing = final_by_setting_figure(runs, "lr", ["test_accuracy", "test_loss"])
+    drawn(drawing)
+    accuracy, loss = drawing.axes
+    assert accuracy.get_xscale() == "log"
+    assert sorted(legend(drawing)) == sorted(STRATEGIES)
+    for axes, metric in ((accuracy, "test_accuracy"), (loss, "test_loss")):
+        assert len(axes.containers) == len(STRATEGIES)
+        for bars in axes.containers:
+            strategy_runs = [run for run in runs if bars.get_label() in run.label]
+            expected = sorted((run.settings["lr"], run.final(metric)[0]) for run in strategy_runs)
+            np.testing.assert_allclose(np.transpose(bars.lines[0].get_data()), expected)
+            spread = np.ptp(np.array(bars.lines[2][0].get_segments())[:, :, 1], axis=1) / 2
+            np.testing.assert_allclose(
+                spread, [run.final(metric)[1] for run in sorted(strategy_runs, key=lambda r: r.settings["lr"])]
+            )
+    main([str(twenty), "--x", "lr", "--metric", "test_loss", "--out", str(tmp_path), "--format", "png"])
+    assert (tmp_path / "by_setting.png").stat().st_size > 5000
+    assert "Error bars are ±1 standard deviation over 3 seeds" in (tmp_path / "by_setting.caption.txt").read_text()
+
+
+def test_final_values_by_words_have_a_place_each(twenty: Path) -> None:
+    drawing = final_by_setting_figure(load_runs([twenty]), "strategy._target_", ["test_accuracy"])
+    drawn(drawing)
+    assert [text.get_text() for text in drawing.axes[0].get_xticklabels()] == sorted(STRATEGIES, key=str.lower)
+    assert all(bars.lines[0].get_linestyle() == "None" for bars in drawing.axes[0].containers)
+
+
+def test_an_axis_that_is_neither_a_column_nor_swept_is_refused(
+    twenty: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match=r"--x='rounds' is unknown; choose one of samples, seconds, strategy, lr"):
+        main([str(twenty), "--x", "rounds"])
+
+
+def test_the_final_values_are_those_of_the_metric_that_was_chosen(twenty: Path) -> None:
+    pictures = {picture.name: picture for picture in comparison_pictures(load_runs([twenty]), ["test_loss"])}
+    assert "loss" in pictures["final"].figure.axes[0].get_xlabel().lower()

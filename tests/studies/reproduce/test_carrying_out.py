@@ -134,7 +134,7 @@ def test_a_run_that_does_not_reach_its_end_has_the_outcome_that_its_error_says(
     def fail(*arguments: Any, **options: Any) -> Any:
         raise error
 
-    monkeypatch.setattr(runner, "run_steps", fail)
+    monkeypatch.setattr(runner, "run_as_generator", fail)
     job = runner.RecipeJob(RecipeSetting((), ()), (), tmp_path, OmegaConf.create({}), {})
     assert run_to_completion(runner.job_local_tasks(job)) == runner.Outcome(status, str(error))
 

@@ -9,6 +9,7 @@ import pytest
 
 from fedsim.app.build import build
 from fedsim.app.composition import hydra_context
+from fedsim.studies.reproduce import reproduce_cli
 from fedsim.studies.reproduce.recipe import SCALES, Recipe, RecipeSetting, list_recipe_names, load_recipe
 from fedsim.studies.reproduce.runner import compose_config
 
@@ -141,3 +142,8 @@ def test_a_scale_without_verdicts_names_one_with() -> None:
     assert no_verdicts_note(recipe, "cpu") == ""
     recipe.comparisons.clear()
     assert no_verdicts_note(recipe, "cpu") == "no verdicts: the recipe compares nothing"
+
+
+def test_a_paper_in_place_of_a_recipe_is_told_the_option(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match=r"fedawe is a paper, not a recipe; use --all fedawe, or name its recipes"):
+        reproduce_cli.main(["fedawe"])

@@ -11,10 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from fedsim.studies.reproduce import report
+from fedsim.studies.reproduce import report, stored
 from fedsim.studies.reproduce.comparison import Comparison
 from fedsim.studies.reproduce.intervals import NoIntervalError, mean_difference
+from fedsim.studies.reproduce.ledger import load_statement_ledger
 from fedsim.studies.reproduce.number import MeasuredNumber
+from fedsim.studies.reproduce.recipe import load_recipe, recipe_folder
+from fedsim.studies.reproduce.statements import statements_text
 
 A, B = np.array([3.0, 4.0, 8.0]), np.array([1.0, 2.0, 9.0, 2.0, 1.0])
 SEEDS = (0, 1, 2)
@@ -248,3 +251,21 @@ def test_a_label_without_results_leaves_the_comparison_not_run() -> None:
     judgement = comparison(**both).judge(numbers)
     assert (judgement.verdict, judgement.evidence_text) == ("not run", "no results for C")
     assert comparison(**{**both, "than": {"algorithm": "B"}}).judge(numbers).verdict == "held"
+
+
+def test_a_reproduction_says_what_its_runs_say_about_the_papers_statements() -> None:
+    """Each statement that the recipe tests once, with its place and the verdict that the paper's page has."""
+    (result,) = [
+        result
+        for result in stored.load_stored_results(recipe_folder())
+        if (result.recipe, result.scale) == ("fedpbc/fig2a", "paper")
+    ]
+    recipe = load_recipe("fedpbc/fig2a")
+    ledger = load_statement_ledger("fedpbc", recipe_folder())
+    text = statements_text(recipe, "paper", stored.judge(result, recipe), ledger)
+    tested = {comparison.statement for comparison in recipe.comparisons if comparison.statement}
+    assert sorted(re.findall(r"\[([\w-]+)\], ", text)) == sorted(tested)
+    (line,) = [line for line in text.splitlines() if "[fig2a-unbiased]" in line]
+    statement = next(statement for statement in ledger.statements if statement.id == "fig2a-unbiased")
+    assert line == f"  refuted [fig2a-unbiased], {statement.place}: {statement.states}"
+    assert statements_text(recipe, "smoke", [], ledger) == ""

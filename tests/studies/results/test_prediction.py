@@ -95,3 +95,25 @@ def test_of_other_data_and_losses(settings: list[str], tmp_path: Path) -> None:
     run = fedsim.load(tmp_path / "run")
     for name, value in run.test().items():
         assert value == pytest.approx(run.final_values(name)[0], rel=1e-5), name
+
+
+def test_rows_of_a_table_are_encoded_as_those_of_the_run(tmp_path: Path) -> None:
+    draw = np.random.default_rng(0)
+    path = tmp_path / "people.csv"
+    lines = [f"{draw.integers(20, 80)},{draw.choice(['cook', 'smith'])},{draw.integers(2)}" for _ in range(80)]
+    path.write_text("\n".join(["age,job,ill", *lines]) + "\n")
+    data = ["dataset=table", f"dataset.path={path}", "dataset.target=ill", "partition=iid"]
+    main([*data, "model=linear", *QUIET, f"out={tmp_path / 'run'}"])
+    run = fedsim.load(tmp_path / "run")
+    rows = {"age": [34, 78], "job": ["cook", "smith"]}
+    (tmp_path / "new.csv").write_text("job,age\ncook,34\nsmith,78\n")
+    expected = run.predict(run.dataset().encode(rows))
+    for given in (rows, tmp_path / "new.csv", str(tmp_path / "new.csv")):
+        assert torch.equal(run.predict(given), expected)
+    assert torch.equal(run.predict(run.dataset().encode(rows).tolist()), expected)
+
+
+@pytest.mark.parametrize("inputs", [{"age": [1]}, "rows.csv", None])
+def test_inputs_that_are_no_numbers_are_refused(run: fedsim.studies.results.Run, inputs: object) -> None:
+    with pytest.raises(ConfigError, match=r"are no tensor or array; give \[n, 3, 8, 8\] of n samples"):
+        run.predict(inputs, seed=3)

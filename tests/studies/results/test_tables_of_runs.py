@@ -248,7 +248,7 @@ def test_what_cannot_be_compared_is_one_sentence(runs: Path, tmp_path: Path, tel
     write_rates(tmp_path / "rates")
     with pytest.raises(ConfigError, match=r"no setting differs between the runs \(after --best lr\)"):
         tell(tmp_path / "rates", "--best", "lr", "--against", "strategy=fedau")
-    with pytest.raises(ConfigError, match="--against strategy must be NAME=VALUE"):
+    with pytest.raises(ConfigError, match="--against strategy must be NAME=VALUE, such as"):
         tell(runs, "--against", "strategy")
     write(tmp_path / "other", "MIFA", 0.1, seeds=(0, 1, 7))
     with pytest.raises(ConfigError, match=r"the same seeds on both sides, and they are \[0, 1, 2\] and \[0, 1, 7\]"):

@@ -72,7 +72,7 @@ def test_liars_send_what_the_formula_says_and_the_others_their_rows(kind, run, p
     for played in play(simulation):
         report, honest = played.report, played.report.start - played.report.carry["params"]
         assert torch.allclose(honest, report.innovation, atol=1e-12)  # `end` is what arrives
-        who = report.cohort.virtual_clients.numpy()
+        who = report.cohort.virtual_client_index.numpy()
         true = simulation.trainer.run(report.start, report.cohort, played.t, played.before.model).innovation.numpy()
         for r in range(len(SEEDS)):
             mine = who // M == r

@@ -12,7 +12,7 @@ from torch import Tensor
 from fedsim.core import checks
 from fedsim.core.errors import ConfigError
 from fedsim.data.datasets.own.samples import client_or_label_name, sort_names
-from fedsim.data.datasets.own.table_columns import Columns, as_numbers
+from fedsim.data.datasets.own.table_columns import MISSING_VALUE_WORDS, Columns, as_numbers
 from fedsim.data.datasets.own.table_columns import is_missing as unknown
 
 
@@ -88,9 +88,12 @@ class ColumnEncoder:
 
     def _check_missing(self, table: Columns, name: str, missing_mask: np.ndarray) -> None:
         if missing_mask.any() and self.missing == "refuse":
+            row = int(np.flatnonzero(missing_mask)[0])
+            word = str(table[name][row]).strip()
+            note = f" ({word!r} counts as missing)" if word.lower() in MISSING_VALUE_WORDS[1:] else ""
             raise ConfigError(
-                f"{table.source}: {table.row_label(int(np.flatnonzero(missing_mask)[0]))} has no value "
-                f"in column {name!r}; set "
+                f"{table.source}: {table.row_label(row)} has no value "
+                f"in column {name!r}{note}; set "
                 "{missing}=drop, mean or median",
                 mentions=("missing",),
             )

@@ -226,7 +226,11 @@ BAD: dict[str, tuple[Any, dict[str, Any], str]] = {
     "words refused": (written, {"categories": "refuse"}, "column 'job' holds words, such as 'cook'"),
     "too many words": (written, {"max_categories": 2}, "column 'job' holds more than max_categories=2"),
     "missing": (lambda: written(put("age", 5, "")), {}, "line 7 has no value in column 'age'; set missing=drop"),
-    "NA": (lambda: written(put("job", 5, "n/a")), {}, "line 7 has no value in column 'job'"),
+    "NA": (
+        lambda: written(put("job", 5, "n/a")),
+        {},
+        "line 7 has no value in column 'job' ('n/a' counts as missing); set missing=drop",
+    ),
     "infinite": (lambda: written(put("age", 5, "inf")), {}, "line 7 holds inf in column 'age'"),
     "all dropped": (lambda: written({"age": [""] * N}), {"missing": "drop"}, "missing=drop leaves no row"),
     "an empty column": (lambda: written({"age": [""] * N}), {"missing": "mean"}, "column 'age' is empty"),
