@@ -25,6 +25,10 @@ class TuneSweeper(Sweeper):
         self.hydra_context, self.config = hydra_context, config
 
     def sweep(self, arguments: list[str]) -> Any:
-        from fedsim.studies.tuning.hydra_sweep import run_sweep  # imports PyTorch, and Hydra imports this module always
+        from fedsim.studies.tuning.hydra_sweep import (
+            run_tuning_sweep,  # imports PyTorch, and Hydra imports this module always
+        )
 
-        return run_sweep(self.hydra_context.config_loader, self.config, arguments, self.params or {}, self.options)
+        return run_tuning_sweep(
+            self.hydra_context.config_loader, self.config, arguments, self.params or {}, self.options
+        )

@@ -30,6 +30,9 @@ def load_run_configuration(arguments: list[str]) -> tuple[DictConfig, dict[str, 
         with hydra_context():
             return compose(arguments)
     folder = Path(arguments[0])
+    runs = [] if (folder / CONFIG_FILE).exists() else sorted(path.parent for path in folder.glob(f"*/{CONFIG_FILE}"))
+    if runs:
+        raise ConfigError(f"{folder} is a sweep of {len(runs)} runs; name one of them, such as {runs[0]}")
     try:
         config = OmegaConf.load(folder / CONFIG_FILE)
         if not isinstance(config, DictConfig):

@@ -43,9 +43,8 @@ class ProFL(PoFL):
             [p, d] matrices per client.
         server_method: 'mean': the mean of the clients' df/dθ; 'regression': eq. 6 on the clients' mean f̂ and mean θ of
             their last H steps, where the errors of f̂ average out before they are divided by Δθ. The paper does not say.
-        adaptive_samples: a client uses only as many of the samples drawn as `AdaptiveSampleSize` asks for,
-        `max_samples` in its
-            first steps. Memory: two [p, d] matrices and a model per client.
+        adaptive_samples: a client uses only as many of the samples drawn as `AdaptiveSampleSize` asks for, and
+            `max_samples` in its first steps. Memory: two [p, d] matrices and a model per client.
         max_samples: cap; batches are drawn at this size. None takes `batch_size`.
         tolerance, failure, curvature: see `AdaptiveSampleSize`.
         **options: of PoFL.

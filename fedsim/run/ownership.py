@@ -37,7 +37,7 @@ class PartCopier:
 
     >>> from fedsim.availability import Full
     >>> process = Full()
-    >>> copies = PartCopies()
+    >>> copies = PartCopier()
     >>> copies(process) is process
     False
     >>> copies(process) is copies(process)

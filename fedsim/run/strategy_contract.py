@@ -452,7 +452,7 @@ def _mixed_seeds_text(trial: StrategyContractTrial, changed_row: int, affected_r
         f"{seeds[changed_row]} changes the "
         f"model of seed {seeds[affected_row]}{moment}; use cohort.mean, sum, median, quantile, trimmed_mean or each, "
         "which work "
-        "seed by seed, or derive from PerReplicate"
+        "seed by seed, or derive from PerReplicateStrategy"
     )
 
 

@@ -58,7 +58,7 @@ MOMENTS: dict[str, tuple[Any, str, Callable[..., bool]]] = {
     "end of the last round": (Tracker, "record_round", lambda _, t, *__: t == 2),
     "last evaluation": (Tracker, "evaluate", lambda _, state, completed, *__: completed == 3),
     "last checkpoint": (Checkpointer, "write", lambda _, state, progress: progress.rounds == 3),
-    "what is known of clients": (RunFolder, "write_clients", lambda *_: True),
+    "what is known of clients": (RunFolder, "write_clients_npz", lambda *_: True),
     "summary": (tracking, "summarise_run", lambda *_: True),
     "pictures": (Observers, "finish", lambda *_: True),
     "summary.json": (RunFolder, "finish", lambda *_: True),

@@ -80,3 +80,11 @@ def test_a_folder_that_is_no_run_is_refused_in_a_sentence(tmp_path: Path) -> Non
     (tmp_path / "environment.json").write_text("no JSON")
     with pytest.raises(ConfigError, match="give a run folder"):
         load_run_configuration([str(tmp_path)])
+
+
+def test_a_sweep_in_place_of_a_run_is_told_its_runs(tmp_path: Path) -> None:
+    for name in ("b", "a"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.yaml").write_text("lr: 0.1\n")
+    with pytest.raises(ConfigError, match=rf"is a sweep of 2 runs; name one of them, such as {tmp_path / 'a'}"):
+        load_run_configuration([str(tmp_path)])

@@ -9,6 +9,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from fedsim.core.settings import display_key
+from fedsim.studies.plots.curves import INTERVAL_BAND, STANDARD_DEVIATION_BAND, interval_factors
 from fedsim.studies.plots.style import (
     legend_below,
     matplotlib_parameters,
@@ -30,13 +31,16 @@ def swept_setting(runs: list[Run], name: str) -> str | None:
     return next((key for key in swept_settings(runs) if name in (key, display_key(key))), None)
 
 
-def final_by_setting_figure(runs: list[Run], key: str, metrics: list[str]) -> Figure:
-    """Draw each metric after the last round by the value of a setting, mean ± 1 standard deviation over replicates.
+def final_by_setting_figure(
+    runs: list[Run], key: str, metrics: list[str], band: str = STANDARD_DEVIATION_BAND
+) -> Figure:
+    """Draw each metric after the last round by the value of a setting, with error bars over replicates.
 
     Args:
         runs: runs that have different values of the setting, and maybe of others.
         key: the setting, of `swept_settings`.
         metrics: the metrics, a panel each.
+        band: what the error bars show, of `BANDS`.
     """
     other_keys = [name for name in swept_settings(runs) if name != key]
     runs_by_line: dict[str, list[Run]] = {}
@@ -50,7 +54,7 @@ def final_by_setting_figure(runs: list[Run], key: str, metrics: list[str]) -> Fi
         for axes, metric in zip(grid, metrics, strict=True):
             for number, (label, line_runs) in enumerate(runs_by_line.items()):
                 points = sorted(
-                    (position_of_text[setting_value_text(run.settings, key)], *run.final(metric))
+                    (position_of_text[setting_value_text(run.settings, key)], *_mean_and_spread(run, metric, band))
                     for run in line_runs
                     if run.has_metric(metric)
                 )
@@ -71,6 +75,14 @@ def final_by_setting_figure(runs: list[Run], key: str, metrics: list[str]) -> Fi
                 set_log_labels(axes.xaxis)
         legend_below(figure, grid)
     return figure
+
+
+def _mean_and_spread(run: Run, metric: str, band: str) -> tuple[float, float]:
+    mean, spread = run.final(metric)
+    if band == INTERVAL_BAND:
+        count = int(np.isfinite(run.final_values(metric)).sum())
+        spread = float(spread * interval_factors(np.array([count]))[0])
+    return mean, spread
 
 
 def _positions(runs: list[Run], key: str) -> tuple[dict[str, float], bool]:

@@ -18,7 +18,13 @@ from fedsim.run.tracking.clients import MAX_DETAILED_CLIENTS, MAX_DETAILED_ROUND
 from fedsim.run.tracking.result import format_spread as after
 from fedsim.studies.plots import clients
 from fedsim.studies.plots.by_setting import final_by_setting_figure, swept_setting
-from fedsim.studies.plots.curves import comparison_figure, metrics_with_loss, preferred_metrics
+from fedsim.studies.plots.curves import (
+    INTERVAL_BAND,
+    STANDARD_DEVIATION_BAND,
+    comparison_figure,
+    metrics_with_loss,
+    preferred_metrics,
+)
 from fedsim.studies.plots.looks import curve_styles
 from fedsim.studies.plots.style import (
     escape_mathtext,
@@ -56,6 +62,7 @@ def comparison_pictures(
     max_metrics: int = 2,
     x: str | None = None,
     limits: Mapping[str, tuple[float, float]] | None = None,
+    band: str = STANDARD_DEVIATION_BAND,
 ) -> Iterator[Picture]:
     """Yield the pictures that compare runs.
 
@@ -66,17 +73,20 @@ def comparison_pictures(
         x: the column along which curves are drawn, or a swept setting by which final values are drawn as well; None:
             rounds.
         limits: metric → limits of the curves' vertical axis.
+        band: what the bands of curves and the error bars by a setting show, of `BANDS`.
     """
     key = None if x is None else swept_setting(runs, x)
     x = x if key is None else None
     runs = [dataclasses.replace(run, label=escape_mathtext(run.label)) for run in runs]
     has_several_replicates, num_runs = max(run.replicates for run in runs) > 1, seed_counts_text(runs)
     few_note = f" {FEW_REPLICATES_NOTE}" if has_few_replicates(runs) else ""
-    band_sentence = f" Bands are ±1 standard deviation over {num_runs}.{few_note}" if has_several_replicates else ""
+    is_interval = band == INTERVAL_BAND
+    spread_text = "Student's 95 % interval of the mean" if is_interval else "±1 standard deviation"
+    band_sentence = f" Bands are {spread_text} over {num_runs}.{few_note}" if has_several_replicates else ""
     middle_band = (
         f" Bands hold the replicates ({num_runs}) from the 10 % to the 90 % quantile.{few_note}"
-        if has_several_replicates
-        else ""
+        if has_several_replicates and not is_interval
+        else band_sentence
     )
     chosen_metrics = metrics or metrics_with_loss(
         [name for name in preferred_metrics(runs) if name not in DISTANCE_COLUMNS][:max_metrics], runs
@@ -85,12 +95,12 @@ def comparison_pictures(
         curves_heading = "Over the rounds" if x is None else f"Over {describe_metric(x).label}"
         logarithmic = any(name in DISTANCE_COLUMNS for name in chosen_metrics)
         sentences = {
-            band_sentence: not all(name in DISTANCE_COLUMNS for name in chosen_metrics),
-            middle_band.replace(" Bands", " On logarithmic axes, bands"): logarithmic,
+            band_sentence: is_interval or not all(name in DISTANCE_COLUMNS for name in chosen_metrics),
+            middle_band.replace(" Bands", " On logarithmic axes, bands"): logarithmic and not is_interval,
         }
         text = "".join(sentence for sentence, applies in sentences.items() if applies)
         text = f"Mean over the replicates.{text}" if has_several_replicates else "One seed."
-        yield Picture("curves", curves_heading, text, comparison_figure(runs, chosen_metrics, x, limits))
+        yield Picture("curves", curves_heading, text, comparison_figure(runs, chosen_metrics, x, limits, band))
     if len(runs) > 1:
         whiskers = (
             f" Whiskers are ±1 standard deviation over {num_runs}, dots the replicates.{few_note}"
@@ -101,18 +111,21 @@ def comparison_pictures(
         yield Picture("final", "Where the runs ended", bars_caption, final_values_figure(runs, metrics))
         if key is not None:
             by_setting_caption = (
-                f"After the last round. Error bars are ±1 standard deviation over {num_runs}.{few_note}"
+                f"After the last round. Error bars are {spread_text} over {num_runs}.{few_note}"
                 if has_several_replicates
                 else "After the last round. One seed."
             )
             yield Picture(
                 "by_setting", f"By {display_key(key)}", by_setting_caption,
-                final_by_setting_figure(runs, key, chosen_metrics),
+                final_by_setting_figure(runs, key, chosen_metrics, band),
             )  # fmt: skip
     if distances := [name for name in DISTANCE_COLUMNS if any(name in run.metrics for run in runs)]:
         distance_caption = f"Euclidean distance of the evaluated model, on a logarithmic axis.{middle_band}"
         yield Picture(
-            "distances", "How far from the reference points", distance_caption, comparison_figure(runs, distances, x)
+            "distances",
+            "How far from the reference points",
+            distance_caption,
+            comparison_figure(runs, distances, x, band=band),
         )
     if drawing := clients.accuracy_box_plot(runs):
         caption = (

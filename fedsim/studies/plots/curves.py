@@ -30,6 +30,7 @@ from fedsim.studies.plots.style import (
     typeset_formulas,
     venue_font_size,
 )
+from fedsim.studies.results.paired import student_quantile
 from fedsim.studies.results.runs import Run, final_metric_columns
 
 PREFERRED_METRICS = (
@@ -46,6 +47,7 @@ PREFERRED_METRICS = (
 )
 BAND_QUANTILES = (0.1, 0.9)  # of a band on a logarithmic axis, where mean − deviation may not be positive
 MAX_AXIS_STRETCH = 1.5  # round 0 is outside the view if it would stretch the axis by more than this factor
+BANDS = STANDARD_DEVIATION_BAND, INTERVAL_BAND = "std", "interval"
 LOSS_METRICS = ("test_loss", "train_loss")
 
 
@@ -58,10 +60,12 @@ def draw_curve(
     colour: str,
     dashes: Any = "-",
     marker: str = "",
+    band: str = STANDARD_DEVIATION_BAND,
 ) -> None:
     """Draw the mean over replicates of values [E, R] at rounds [E], with a band of ±1 standard deviation.
 
-    On a logarithmic axis the band is from the 10 % to the 90 % quantile. NaN values are left out.
+    On a logarithmic axis the band is from the 10 % to the 90 % quantile. With `band='interval'` it is Student's 95 %
+    interval of the mean on both axes. NaN values are left out.
     """
     values = np.ma.masked_invalid(values)
     mean = values.mean(1)
@@ -76,8 +80,10 @@ def draw_curve(
     )
     if values.shape[1] > 1:
         spread = values.std(1, ddof=1)
+        if band == INTERVAL_BAND:
+            spread = spread * interval_factors(values.count(1))
         low, high = mean - spread, mean + spread
-        if axes.get_yscale() == "log":
+        if axes.get_yscale() == "log" and band == STANDARD_DEVIATION_BAND:
             samples = [row.compressed() for row in values]
             low, high = np.array(
                 [np.quantile(sample, BAND_QUANTILES) if len(sample) else (np.nan, np.nan) for sample in samples]
@@ -85,6 +91,12 @@ def draw_curve(
         if is_fraction(metric):
             low, high = low.clip(0, 1), high.clip(0, 1)
         axes.fill_between(rounds, low, high, color=colour, alpha=0.18, linewidth=0)
+
+
+def interval_factors(counts: np.ndarray) -> np.ndarray:
+    """Return by what a standard deviation over so many replicates is multiplied for half of the 95 % interval of their
+    mean; NaN for a single one."""
+    return np.array([student_quantile(0.975, n - 1) / np.sqrt(n) if n > 1 else np.nan for n in counts])
 
 
 def exponential_moving_average(values: np.ndarray, decay: float) -> np.ndarray:
@@ -100,6 +112,7 @@ def comparison_figure(
     metrics: list[str] | None = None,
     x: str | None = None,
     limits: Mapping[str, tuple[float, float]] | None = None,
+    band: str = STANDARD_DEVIATION_BAND,
 ) -> Figure:
     """Draw a panel per metric, with the curves of the runs that have it.
 
@@ -108,6 +121,7 @@ def comparison_figure(
         metrics: the metrics that are drawn; by default up to two most informative ones, and a loss.
         x: the column along which curves are drawn; None: rounds.
         limits: metric → limits of its vertical axis.
+        band: of `BANDS`.
     """
     chosen_metrics, styles = metrics or metrics_with_loss(preferred_metrics(runs)[:2], runs), curve_styles(runs)
     with matplotlib.rc_context(matplotlib_parameters()):
@@ -120,7 +134,9 @@ def comparison_figure(
             axes.set_ylabel(metric_axis_label(metric, _max_label_length(axes)))
             for run, style in zip(runs, styles.styles, strict=True):
                 if run.has_metric(metric):
-                    draw_curve(axes, *run.curve_along(metric, x), metric, "", style.colour, style.dashes, style.marker)
+                    draw_curve(
+                        axes, *run.curve_along(metric, x), metric, "", style.colour, style.dashes, style.marker, band
+                    )
             _hide_round_0(axes)
             if limits and metric in limits:
                 axes.set_ylim(*limits[metric])

@@ -23,6 +23,7 @@ from fedsim.studies.plots.compare import (
     has_few_replicates,
     seed_counts_text,
 )
+from fedsim.studies.plots.curves import BANDS, STANDARD_DEVIATION_BAND
 from fedsim.studies.plots.html_report import report_html
 from fedsim.studies.plots.style import PALETTE_DESCRIPTION, matplotlib_parameters
 from fedsim.studies.plots.venues import VENUES, use_venue
@@ -60,7 +61,7 @@ def main(arguments: list[str] | None = None) -> None:
         messages = []
         if out is not None:
             with use_venue(VENUES.get(options.style)):
-                figures = comparison_pictures(runs, options.metric, x=options.x, limits=limits)
+                figures = comparison_pictures(runs, options.metric, x=options.x, limits=limits, band=options.spread)
                 messages.append(f"pictures: {_save_pictures(figures, out, formats)}")
         if options.html is not None:
             messages.append(f"report:   {_write_text(options.html, report_html(runs, options.metric, options.x))}")
@@ -97,6 +98,13 @@ def _parser() -> argparse.ArgumentParser:
         metavar="NAME",
         help="column for the horizontal axis of curves, such as virtual_seconds (default: rounds), or a swept "
         "setting, such as lr: the final values are drawn by it as well",
+    )
+    parser.add_argument(
+        "--spread",
+        choices=BANDS,
+        default=STANDARD_DEVIATION_BAND,
+        help="what bands and error bars by a setting show: the standard deviation over seeds (default), or Student's "
+        "95 %% interval of the mean",
     )
     parser.add_argument(
         "--style",

@@ -19,13 +19,13 @@ Made = Callable[..., list[str]]
 KILLED = """
 import sys
 from pathlib import Path
-from fedsim.studies.board.board import load_board
-from fedsim.studies.board.runner import compute_rows
+from fedsim.studies.board.board import load_leaderboard
+from fedsim.studies.board.runner import compute_missing_rows
 
 if __name__ == "__main__":
     folder = Path(sys.argv[1])
-    board = load_board("long", folder)
-    compute_rows(board, board.cells(), list(board.entries), folder / "results", folder / "runs", 2, {})
+    board = load_leaderboard("long", folder)
+    compute_missing_rows(board, board.cells(), list(board.entries), folder / "results", folder / "runs", 2, {})
 """
 
 
@@ -34,7 +34,7 @@ import signal
 import sys
 import time
 from pathlib import Path
-from fedsim.studies.board.runner import _finished_tasks
+from fedsim.studies.board.runner import _yield_task_results
 
 
 class Task:
@@ -50,7 +50,7 @@ class Task:
 
 
 if __name__ == "__main__":
-    list(_finished_tasks([Task(number) for number in range(8)], 2))
+    list(_yield_task_results([Task(number) for number in range(8)], 2))
 """
 
 

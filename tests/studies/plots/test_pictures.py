@@ -12,6 +12,7 @@ import pytest
 from made import curve, run, strategy
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from scipy import stats
 
 from fedsim.studies.plots.bars import bars_figure
 from fedsim.studies.plots.by_setting import final_by_setting_figure
@@ -279,3 +280,28 @@ def test_an_axis_that_is_neither_a_column_nor_swept_is_refused(
 def test_the_final_values_are_those_of_the_metric_that_was_chosen(twenty: Path) -> None:
     pictures = {picture.name: picture for picture in comparison_pictures(load_runs([twenty]), ["test_loss"])}
     assert "loss" in pictures["final"].figure.axes[0].get_xlabel().lower()
+
+
+@pytest.mark.parametrize("scale", ["linear", "log"])
+def test_an_interval_band_is_students_of_the_mean(scale: str) -> None:
+    draw = np.random.default_rng(0)
+    values = draw.lognormal(size=(5, 6))
+    values[2, :4] = np.nan
+    axes = Figure().subplots()
+    axes.set_yscale(scale)
+    draw_curve(axes, np.arange(5), values, "test_loss", "", "black", band="interval")
+    (band,) = axes.collections
+    corners = band.get_paths()[0].vertices
+    for round_number, row in enumerate(values):
+        sample = row[np.isfinite(row)]
+        expected = stats.t.interval(0.95, len(sample) - 1, sample.mean(), stats.sem(sample))
+        heights = corners[corners[:, 0] == round_number, 1]
+        np.testing.assert_allclose([heights.min(), heights.max()], expected)
+
+
+def test_captions_say_what_bands_and_error_bars_show(twenty: Path, tmp_path: Path) -> None:
+    main([str(twenty), "--x", "lr", "--spread", "interval", "--out", str(tmp_path), "--format", "png"])
+    for name in ("curves", "by_setting"):
+        text = (tmp_path / f"{name}.caption.txt").read_text()
+        assert "Student's 95 % interval of the mean over 3 seeds" in text
+        assert "standard deviation" not in text
