@@ -25,9 +25,8 @@ class TuneSweeper(Sweeper):
         self.hydra_context, self.config = hydra_context, config
 
     def sweep(self, arguments: list[str]) -> Any:
-        from fedsim.studies.tuning.hydra_sweep import (
-            run_tuning_sweep,  # imports PyTorch, and Hydra imports this module always
-        )
+        # Here, since it imports PyTorch, and Hydra imports this module always.
+        from fedsim.studies.tuning.hydra_sweep import run_tuning_sweep
 
         return run_tuning_sweep(
             self.hydra_context.config_loader, self.config, arguments, self.params or {}, self.options

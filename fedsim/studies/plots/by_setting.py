@@ -9,7 +9,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from fedsim.core.settings import display_key
-from fedsim.studies.plots.curves import INTERVAL_BAND, STANDARD_DEVIATION_BAND, interval_factors
+from fedsim.studies.plots.curves import INTERVAL_BAND, INTERVAL_LEVEL, STANDARD_DEVIATION_BAND
 from fedsim.studies.plots.style import (
     legend_below,
     matplotlib_parameters,
@@ -20,6 +20,7 @@ from fedsim.studies.plots.style import (
     set_percent_axis,
 )
 from fedsim.studies.results.differences import run_name, setting_value_text, swept_settings
+from fedsim.studies.results.run_measures import TableCell
 from fedsim.studies.results.runs import Run
 
 LOG_AXIS_RATIO = 20  # from the smallest to the largest positive value
@@ -80,8 +81,7 @@ def final_by_setting_figure(
 def _mean_and_spread(run: Run, metric: str, band: str) -> tuple[float, float]:
     mean, spread = run.final(metric)
     if band == INTERVAL_BAND:
-        count = int(np.isfinite(run.final_values(metric)).sum())
-        spread = float(spread * interval_factors(np.array([count]))[0])
+        spread = TableCell(run.final_values(metric), interval_level=INTERVAL_LEVEL).interval_half_width
     return mean, spread
 
 

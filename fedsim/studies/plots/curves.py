@@ -47,6 +47,7 @@ PREFERRED_METRICS = (
 )
 BAND_QUANTILES = (0.1, 0.9)  # of a band on a logarithmic axis, where mean − deviation may not be positive
 MAX_AXIS_STRETCH = 1.5  # round 0 is outside the view if it would stretch the axis by more than this factor
+INTERVAL_LEVEL = 0.95  # of an interval band
 BANDS = STANDARD_DEVIATION_BAND, INTERVAL_BAND = "std", "interval"
 LOSS_METRICS = ("test_loss", "train_loss")
 
@@ -81,7 +82,7 @@ def draw_curve(
     if values.shape[1] > 1:
         spread = values.std(1, ddof=1)
         if band == INTERVAL_BAND:
-            spread = spread * interval_factors(values.count(1))
+            spread = spread * _interval_factors(values.count(1))
         low, high = mean - spread, mean + spread
         if axes.get_yscale() == "log" and band == STANDARD_DEVIATION_BAND:
             samples = [row.compressed() for row in values]
@@ -93,10 +94,11 @@ def draw_curve(
         axes.fill_between(rounds, low, high, color=colour, alpha=0.18, linewidth=0)
 
 
-def interval_factors(counts: np.ndarray) -> np.ndarray:
+def _interval_factors(counts: np.ndarray) -> np.ndarray:
     """Return by what a standard deviation over so many replicates is multiplied for half of the 95 % interval of their
     mean; NaN for a single one."""
-    return np.array([student_quantile(0.975, n - 1) / np.sqrt(n) if n > 1 else np.nan for n in counts])
+    share = 0.5 + INTERVAL_LEVEL / 2
+    return np.array([student_quantile(share, n - 1) / np.sqrt(n) if n > 1 else np.nan for n in counts])
 
 
 def exponential_moving_average(values: np.ndarray, decay: float) -> np.ndarray:
