@@ -27,6 +27,7 @@ from torch import Tensor, nn
 from fedsim.core.errors import ConfigError
 from fedsim.data.datasets import Dataset
 from fedsim.models import CIFAR10CNN, LeafCNN, Linear, Transformer, ViT
+from fedsim.run.wiring import resolve_device
 
 EXECUTORS = ("auto", "fused", "grouped", "vmap", "loop")
 
@@ -183,7 +184,8 @@ def main() -> None:
             flush=True,
         )
         rows.append(row)
-    bench_record.save(options.json, rows, repeat=options.repeat, clock=options.clock)
+    device = resolve_device(options.device)
+    bench_record.save(options.json, rows, device=device, repeat=options.repeat, clock=options.clock)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ the frozen layers (`trainer.cache_frozen`).
 The seconds of a run contain its setup, and so the pass of all samples through the frozen layers. Both runs alternate in
 one process; a ratio is the median over the repetitions of uncached / cached. Evaluation is off.
 
-usage: python scripts/bench_frozen.py [--width 128] [--layers 4] [--rounds 10] [--epochs 1,3] [--repeat 5]
+usage: python scripts/bench_frozen.py [--json FILE] [--width 128] [--layers 4] [--rounds 10] [--epochs 1,3] [--repeat 5]
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import functools
 import statistics
 import time
 
+import bench_record
 import torch
 from torch import nn
 
@@ -22,6 +23,7 @@ from fedsim.data.datasets import Dataset
 from fedsim.local import SGD
 from fedsim.models.lora import add_adapters
 from fedsim.models.text import Transformer
+from fedsim.run.wiring import resolve_device
 
 CLIENTS, SAMPLES, LENGTH, VOCABULARY, BATCH_SIZE = 32, 16, 16, 64, 8  # samples of each client
 
@@ -53,6 +55,7 @@ def seconds(arguments: argparse.Namespace, epochs: int, cached: bool) -> tuple[f
 def main() -> None:
     """Print one line for each number of epochs."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", metavar="FILE", help="write the figures here too")
     parser.add_argument("--width", type=int, default=128)
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=10)
@@ -60,6 +63,7 @@ def main() -> None:
     parser.add_argument("--repeat", type=int, default=5)
     parser.add_argument("--device", default="auto")
     arguments = parser.parse_args()
+    rows = []
     print("local epochs  uncached [s]  cached [s]  ratio  ratio without setup")
     for epochs in map(int, arguments.epochs.split(",")):
         pairs = [[seconds(arguments, epochs, cached) for cached in (False, True)] for _ in range(arguments.repeat + 1)]
@@ -67,6 +71,12 @@ def main() -> None:
         uncached, cached = (statistics.median(pair[which][0] for pair in measured) for which in (0, 1))
         ratios = [statistics.median(pair[0][part] / pair[1][part] for pair in measured) for part in (0, 1)]
         print(f"{epochs:12d}  {uncached:12.2f}  {cached:10.2f}  {ratios[0]:5.2f}  {ratios[1]:19.2f}", flush=True)
+        rows.append(
+            {"epochs": epochs, "uncached": uncached, "cached": cached, "ratio": ratios[0], "rounds_ratio": ratios[1]}
+        )
+    device = resolve_device(arguments.device)
+    settings = {name: getattr(arguments, name) for name in ("width", "layers", "rounds", "repeat")}
+    bench_record.save(arguments.json, rows, device=device, **settings)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,10 @@
-"""How much faster a round is in bfloat16 than in float32: fedsim, the usual simulator and the raw loop, each in both.
+"""How much faster a round is in bfloat16, and on a GPU in TF32, than in float32: fedsim, the usual simulator and the
+raw loop, each in all precisions.
 
-Workloads (c) and (d) of `bench.py` and the CNN of `bench_peers` (p-cnn). All contenders of `bench.py`, in both
-precisions, take turns in one process; the other programs round by PyTorch's own autocast. Evaluation is off, nothing is
-written. A gain is the median over the repetitions of float32's seconds / bfloat16's: below 1 is slower, which is so
-wherever the processor has no units for bfloat16 (`fedsim info` says whether it has).
+Workloads (c) and (d) of `bench.py`, the CNN of `bench_peers` (p-cnn) and FedAWE's on CIFAR-10 (fedawe). All contenders
+of `bench.py`, in all precisions, take turns in one process; the other programs round by PyTorch's own autocast.
+Evaluation is off, nothing is written. A gain is the median over the repetitions of float32's seconds / the precision's:
+below 1 is slower, which is so wherever the processor has no units for bfloat16 (`fedsim info` says whether it has).
 
 usage: python scripts/bench_precision.py [--json FILE] [--only c,d] [--repeat 5] [--clock cpu] [--active 2] [--steps 3]
 """
@@ -20,23 +21,23 @@ import bench_record
 import torch
 from bench import interleaved, timed
 from bench_rounds import Rounds
-from bench_workloads import WORKLOADS, Workload, common_round, limit_round, p_cnn
+from bench_workloads import WORKLOADS, Workload, common_round, fedawe, limit_round, p_cnn
 
 from fedsim.models.precision import bfloat16_units_text
 from fedsim.run.wiring import resolve_device
 
-PRECISIONS = ("full", "bf16")
-
-
-WORKS: dict[str, Callable[[], Workload]] = {"c": WORKLOADS["c"], "d": WORKLOADS["d"], "p-cnn": p_cnn}
+WORKS: dict[str, Callable[[], Workload]] = {
+    "c": WORKLOADS["c"], "d": WORKLOADS["d"], "p-cnn": p_cnn, "fedawe": fedawe
+}  # fmt: skip
 
 
 def measure(work: Workload, device: str, repeat: int, clock: str) -> dict[str, Any]:
-    """Seconds of a round of everybody in both precisions, and what bfloat16 gains."""
+    """Seconds of a round of everybody in all precisions, and what those below float32 gain."""
     contenders: dict[str, Callable[[], float]] = {}
-    rounds = {p: Rounds(work, [0], device, {"precision": p}, 0.2, False, clock) for p in PRECISIONS}
+    precisions = ("full", "tf32", "bf16") if resolve_device(device).type == "cuda" else ("full", "bf16")
+    rounds = {p: Rounds(work, [0], device, {"precision": p}, 0.2, False, clock) for p in precisions}
     where = rounds["full"].simulation.device
-    for precision in PRECISIONS:
+    for precision in precisions:
         contenders[f"fedsim {precision}"] = rounds[precision].seconds
         for name, others in (("common", common_round), ("limit", limit_round)):
             contenders[f"{name} {precision}"] = timed(others(work, where, precision), where, clock)
@@ -50,10 +51,14 @@ def measure(work: Workload, device: str, repeat: int, clock: str) -> dict[str, A
         "what": work.what,
         "clients": work.clients if work.active is None else work.active,
         "steps": work.steps,
-        "gain": {name: median(f"{name} full", f"{name} bf16") for name in ("fedsim", "common", "limit")},
-        "times_the_limit": {p: median(f"limit {p}", f"fedsim {p}") for p in PRECISIONS},
+        "gain": {
+            precision: {name: median(f"{name} full", f"{name} {precision}") for name in ("fedsim", "common", "limit")}
+            for precision in precisions[1:]
+        },
+        "times_the_limit": {p: median(f"limit {p}", f"fedsim {p}") for p in precisions},
+        "times_common": {p: median(f"common {p}", f"fedsim {p}") for p in precisions},
         "seconds": {name: statistics.median(taken) for name, taken in times.items()},
-        "executor": {p: rounds[p].simulation.trainer.executor_choice.describe() for p in PRECISIONS},
+        "executor": {p: rounds[p].simulation.trainer.executor_choice.describe() for p in precisions},
     }
 
 
@@ -70,10 +75,14 @@ def main() -> None:
         work = WORKS[name]()
         shrunk = {key: given for key in ("active", "steps") if (given := getattr(options, key)) is not None}
         row = measure(dataclasses.replace(work, **shrunk), options.device, options.repeat, options.clock)
-        gains = ", ".join(f"{who} {gain:.2f}×" for who, gain in row["gain"].items())
-        limit = ", ".join(f"{precision} {times:.2f}×" for precision, times in row["times_the_limit"].items())
-        print(f"({name}) {row['clients']} clients, {row['steps']} steps: gain of bfloat16: {gains}", end="; ")
-        print(f"fedsim beside the limit: {limit}", flush=True)
+        print(f"({name}) {row['clients']} clients, {row['steps']} steps, executor {row['executor']['full']}")
+        for precision, gain in row["gain"].items():
+            print(f"  gain of {precision}: " + ", ".join(f"{who} {times:.2f}×" for who, times in gain.items()))
+        for other in ("limit", "common"):
+            ratios = ", ".join(
+                f"{p} {times:.2f}×" for p, times in row[f"times_{other.replace('limit', 'the_limit')}"].items()
+            )
+            print(f"  fedsim beside {other}: {ratios}", flush=True)
         rows.append(row)
     settings = {"repeat": options.repeat, "clock": options.clock, "units": bfloat16_units_text()}
     bench_record.save(options.json, rows, device=resolve_device(options.device), **settings)

@@ -43,7 +43,7 @@ def made(device: torch.device) -> dict[str, Any]:
     return {
         "command": facts["command"],
         "date": facts["started"][:10],
-        "commit": facts["commit"],
+        "commit": facts["commit"] or os.environ.get("FEDSIM_COMMIT"),  # of a copy of the checkout without .git
         "code": code(),
         "machine": machine,
         "versions": {"python": facts["python"]} | {name: v for name, v in facts["versions"].items() if v},

@@ -19,7 +19,8 @@ from fedsim.data.datasets import Dataset, GaussianMean, Synthetic
 from fedsim.data.partition import IID, Natural, Partition
 from fedsim.data.partition.partition import Samples
 from fedsim.local import SGD
-from fedsim.models import MLP, SVHNCNN, CharLSTM, Linear, Mean, from_torchvision
+from fedsim.models import CIFAR10CNN, MLP, SVHNCNN, CharLSTM, Linear, Mean, from_torchvision
+from fedsim.models.precision import tf32_products
 from fedsim.shift import Location, Shift
 
 sys.path.append(str(Path(__file__).parent / "bench_peers"))
@@ -115,6 +116,12 @@ def p_cnn() -> Workload:
     return Workload("p-cnn", what, data, model, peers.BATCH, peers.STEPS, peers.CLIENTS, peers.ACTIVE)
 
 
+def fedawe() -> Workload:
+    """The local work of a round of FedAWE's CIFAR-10 experiment (§7), where 28 of 100 clients are available."""
+    what = "FedAWE's CIFAR-10 CNN, 3×32×32, batch 128, 10 steps, 28 of 100 active"
+    return Workload("fedawe", what, noise((3, 32, 32), 50_000), CIFAR10CNN, 128, 10, active=28)
+
+
 def mlp(shape: tuple[int, ...], classes: int) -> nn.Module:
     return MLP(shape, classes, hidden=(200, 200))
 
@@ -138,6 +145,16 @@ def loss_in(precision: str, model: nn.Module, x: Tensor, target: Tensor) -> Tens
         return loss_of(model(x), target)
 
 
+def in_precision(run: Callable[[], None], precision: str) -> Callable[[], None]:
+    """A round whose float32 products are rounded to TF32 if that is the precision, and not if it is another."""
+
+    def rounded() -> None:
+        with tf32_products(precision == "tf32"):
+            run()
+
+    return rounded
+
+
 def limit_round(work: Workload, device: torch.device, precision: str = "full") -> Callable[[], None]:
     """One model, plain PyTorch, as many steps and samples as the round has, batches ready in memory."""
     model = work.module().to(device)
@@ -159,7 +176,7 @@ def limit_round(work: Workload, device: torch.device, precision: str = "full") -
                     for parameter, gradient in zip(parameters, gradients, strict=True):
                         parameter.sub_(gradient, alpha=LR)
 
-    return run
+    return in_precision(run, precision)
 
 
 def common_round(work: Workload, device: torch.device, precision: str = "full") -> Callable[[], None]:
@@ -196,7 +213,7 @@ def common_round(work: Workload, device: torch.device, precision: str = "full") 
             collected.append({name: value.clone() for name, value in model.state_dict().items()})
         average(server, collected)
 
-    return run
+    return in_precision(run, precision)
 
 
 def common_stream_round(work: Workload, data: GaussianMean, device: torch.device) -> Callable[[], None]:

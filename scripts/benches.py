@@ -6,6 +6,7 @@ same machine wrote it, so that a second call measures what is missing. Commit th
 
 python scripts/benches.py                      # all of them; hours, since the peers are installed and measured too
 python scripts/benches.py --only rounds,peers  # some
+python scripts/benches.py --gpu                # those of docs/gpu_and_clusters.md, in about six minutes on an H100
 python scripts/benches.py --tiny --out FOLDER  # all, at sizes whose figures mean nothing: do the scripts run?
 """
 
@@ -95,6 +96,30 @@ BENCHMARKS = {
 }
 
 
+GRAPHS = ["--device", "cuda", "--only", "a,b,c,e", "--repeat", "2", "--set", "executor=vmap"]
+GPU_BENCHMARKS = {
+    "gpu_rounds": Benchmark("bench.py", ["--device", "cuda", "--only", "a,b,c,d,e,g", "--repeat", "2"]),
+    "gpu_never": Benchmark("bench.py", [*GRAPHS, "compile=never"]),
+    "gpu_replay": Benchmark("bench.py", [*GRAPHS, "compile=replay"]),
+    "gpu_graph": Benchmark("bench.py", [*GRAPHS, "compile=graph"]),
+    "gpu_precision": Benchmark("bench_precision.py", ["--device", "cuda", "--only", "fedawe,d", "--repeat", "2"]),
+    "gpu_executors": Benchmark(
+        "bench_executors.py",
+        [
+            "--device",
+            "cuda",
+            "--repeat",
+            "2",
+            "--seconds",
+            "0.05",
+            "--only",
+            "cnn_16,cifar10_cnn,resnet18_gn,vit,transformer,char_lstm,mlp",
+        ],
+    ),
+    "gpu_frozen": Benchmark("bench_frozen.py", ["--device", "cuda", "--repeat", "3"]),
+}
+
+
 def is_measured(path: Path) -> bool:
     """Did this code on this machine write the file?"""
     if not path.exists():
@@ -104,12 +129,11 @@ def is_measured(path: Path) -> bool:
     return checksum is not None and facts.get("code") == checksum and machine.items() <= facts["machine"].items()
 
 
-def measure(name: str, out: Path, tiny: bool) -> bool:
-    """Run one benchmark; False if it fails."""
-    benchmark = BENCHMARKS[name]
+def measure(benchmark: Benchmark, path: Path, tiny: bool) -> bool:
+    """Run one benchmark, which writes this file; False if it fails."""
     script = str(bench_record.ROOT / "scripts" / benchmark.script)
     arguments = benchmark.tiny if tiny else benchmark.arguments
-    command = [sys.executable, script, *arguments, "--json", str(out / f"{name}.json")]
+    command = [sys.executable, script, *arguments, "--json", str(path)]
     paths = [str(bench_record.ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     variables = os.environ | benchmark.variables | {"PYTHONPATH": os.pathsep.join(paths)}
     return subprocess.run(command, env=variables, check=False).returncode == 0
@@ -117,14 +141,18 @@ def measure(name: str, out: Path, tiny: bool) -> bool:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", default=",".join(BENCHMARKS), metavar="NAMES", help="default: %(default)s")
+    parser.add_argument("--only", metavar="NAMES", help=f"default: {','.join(BENCHMARKS)}")
+    parser.add_argument("--gpu", action="store_true", help=f"on a GPU: {','.join(GPU_BENCHMARKS)}")
     parser.add_argument("--out", type=Path, default=FIGURES, help="folder of the files (default: docs/figures)")
     parser.add_argument("--tiny", action="store_true", help="seconds each, into another folder")
     parser.add_argument("--again", action="store_true", help="measure also what this code on this machine has measured")
     options = parser.parse_args()
-    names = options.only.split(",")
-    if unknown := set(names) - set(BENCHMARKS):
-        parser.error(f"--only: {', '.join(sorted(unknown))} unknown; choose from {', '.join(BENCHMARKS)}")
+    benchmarks = GPU_BENCHMARKS if options.gpu else BENCHMARKS
+    names = options.only.split(",") if options.only else list(benchmarks)
+    if unknown := set(names) - set(benchmarks):
+        parser.error(f"--only: {', '.join(sorted(unknown))} unknown; choose from {', '.join(benchmarks)}")
+    if options.tiny and options.gpu:
+        parser.error("--tiny is for the benchmarks of a CPU")
     if options.tiny and options.out.resolve() == FIGURES:
         parser.error("--tiny needs --out, another folder than that of the pages' figures")
     if not options.tiny and bench_record.code() is None:
@@ -137,8 +165,8 @@ def main() -> int:
             print(f"== {name}: measured already", flush=True)
             continue
         begin = time.monotonic()
-        print(f"== {name}: {BENCHMARKS[name].script}", flush=True)
-        if not measure(name, options.out, options.tiny):
+        print(f"== {name}: {benchmarks[name].script}", flush=True)
+        if not measure(benchmarks[name], options.out / f"{name}.json", options.tiny):
             failures.append(name)
         print(f"== {name}: {time.monotonic() - begin:.0f} s", flush=True)
     if failures:

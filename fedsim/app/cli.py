@@ -165,10 +165,10 @@ def _run_job(cfg: DictConfig) -> float | None:
     import_run_modules()
     hydra_config = HydraConfig.get()
     if hydra_config.mode == RunMode.MULTIRUN:
-        from fedsim.run.determinism import deterministic_algorithms
+        from fedsim.run.determinism import numerical_settings
         from fedsim.trainer import run_to_completion
 
-        with deterministic_algorithms(cfg.deterministic is True):
+        with numerical_settings(cfg.deterministic is True):
             return run_to_completion(sweep_run_local_tasks(cfg))
     _prepare_imports_and_logging()
     if problem := unresolvable_setting_reason(cfg):
@@ -355,10 +355,10 @@ def run(
 ) -> Result:
     """Build and run one configuration in its run folder. `choices` are the choices of its groups, for the table of
     runs; see `run_steps` for `run_rounds`."""
-    from fedsim.run.determinism import deterministic_algorithms
+    from fedsim.run.determinism import numerical_settings
     from fedsim.trainer import run_to_completion
 
-    with deterministic_algorithms(cfg.deterministic is True):
+    with numerical_settings(cfg.deterministic is True):
         return run_to_completion(run_as_generator(cfg, folder, choices, ranks, run_rounds=run_rounds))
 
 

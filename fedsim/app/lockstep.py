@@ -18,7 +18,7 @@ from fedsim.app import cli
 from fedsim.app.build import build
 from fedsim.app.folding import combined_config, foldable_job_groups
 from fedsim.app.job_progress import JobProgress, LockstepProgress
-from fedsim.run.determinism import deterministic_algorithms
+from fedsim.run.determinism import numerical_settings
 from fedsim.run.fold import FoldedJobs, FoldJob, foldable_run_steps
 from fedsim.run.simulation import Simulation
 from fedsim.run.together import LockstepRunner
@@ -87,7 +87,7 @@ def launch(
         shared: dict[str, Any] = {}
         jobs = [ComposedJob(context, config, list(overrides), number, shared) for number, overrides in batch]
         job_returns += [job.job_return for job in jobs]
-        with deterministic_algorithms(any(job.config.deterministic is True for job in jobs)):
+        with numerical_settings(any(job.config.deterministic is True for job in jobs)):
             failed_job = run_batch(jobs, progress)
         if failed_job:  # after all have ended: a signal stops each of them after the same round
             raise failed_job[0]

@@ -9,12 +9,29 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
+import weakref
 from pathlib import Path
 
 import torch
 from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
 
 STORAGE_PLACES = ("device", "host", "disk")
+
+_DEVICE_COPIES = WeakTensorKeyDictionary()  # tensor → its version, and a weak reference to its copy by device
+
+
+def on_device(tensor: Tensor, device: torch.device) -> Tensor:
+    """Return the tensor on the device: itself if it is there, else a copy. It is the same copy for as long as somebody
+    holds it and the tensor is not written to."""
+    if tensor.device == device or tensor.is_inference():
+        return tensor.to(device)
+    version, copies = _DEVICE_COPIES.get(tensor, (tensor._version, {}))
+    moved = copies[device]() if device in copies and version == tensor._version else None
+    if moved is None:
+        moved = tensor.to(device)
+        _DEVICE_COPIES[tensor] = (tensor._version, {device: weakref.ref(moved)})
+    return moved
 
 
 def zeros_at(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, storage: str) -> Tensor:

@@ -24,10 +24,10 @@ class KeyedDropout(nn.Module):
 
     key: Tensor
 
-    def __init__(self, p: float, layer: int, channelwise: bool = False) -> None:
+    def __init__(self, p: float, layer: int, channelwise: bool = False, device: torch.device | None = None) -> None:
         super().__init__()
         self.p, self.layer, self.channelwise = p, layer, channelwise
-        self.register_buffer("key", torch.zeros((), dtype=torch.int64), persistent=False)
+        self.register_buffer("key", torch.zeros((), dtype=torch.int64, device=device), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
         if not self.training or self.p == 0:
@@ -41,8 +41,8 @@ class KeyedDropout(nn.Module):
         return x * is_dropped.logical_not_().to(x.dtype).mul_(1 / (1 - self.p))
 
 
-def key_dropouts(module: nn.Module) -> list[str]:
-    """Replace every dropout layer of `module` in place; return the names of the key buffers.
+def key_dropouts(module: nn.Module, device: torch.device | None = None) -> list[str]:
+    """Replace every dropout layer of `module` in place, with key buffers on the device; return the buffers' names.
 
     Raises:
         ConfigError: for layers whose randomness cannot be keyed.
@@ -56,7 +56,8 @@ def key_dropouts(module: nn.Module) -> list[str]:
             )
         if isinstance(child, (nn.Dropout, *_CHANNELWISE_DROPOUT_LAYERS)):
             parent, _, leaf = name.rpartition(".")
-            keyed_layer = KeyedDropout(child.p, len(names), isinstance(child, _CHANNELWISE_DROPOUT_LAYERS))
+            channelwise = isinstance(child, _CHANNELWISE_DROPOUT_LAYERS)
+            keyed_layer = KeyedDropout(child.p, len(names), channelwise, device)
             setattr(module.get_submodule(parent), leaf, keyed_layer)
             names.append(f"{name}.key")
     return names

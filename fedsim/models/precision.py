@@ -30,13 +30,11 @@ def check_precision(precision: str, device: torch.device, dtype: torch.dtype) ->
 
 
 @contextlib.contextmanager
-def tensor_cores(precision: str) -> Iterator[None]:
-    """Within the block float32 products may use TF32, if that is the precision; cuDNN and cuBLAS are configured."""
-    if precision != "tf32":
-        yield
-        return
+def tf32_products(allowed: bool) -> Iterator[None]:
+    """Within the block a GPU may round the factors of float32 products to TF32, or it may not; PyTorch's default allows
+    it in convolutions."""
     previous_flags = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = allowed
     try:
         yield
     finally:

@@ -142,14 +142,18 @@ def _probe_evaluation_mode(call: ModuleCaller, module: nn.Module, x: Any, traits
     """Determine the traits of forward passes in evaluation."""
     pair = _first_samples(x, 2)
     evaluation = copy_module(module).eval()
-    evaluation_output, _ = _output_and_random_calls(call, evaluation, pair, "evaluation")
+    first_output, _ = _output_and_random_calls(call, evaluation, pair, "evaluation")
     streams.reseed_global_generators(2)
-    if not same_output(evaluation_output, module_output(call, copy_module(module).eval(), pair)):
+    with KeyedRandomness(
+        _probe_key(pair)
+    ):  # as in the first pass: within it PyTorch's encoder layers use other kernels
+        repeated_output = call(copy_module(module).eval(), pair)
+    if not same_output(first_output, repeated_output):
         raise ConfigError(
             f"model: {type(module).__name__} gives another output in evaluation each time it is called; it must be "
             "a function of its input, its parameters and its buffers"
         )
-    larger_inputs = _probe_inputs(call, evaluation, x)
+    evaluation_output, larger_inputs = module_output(call, evaluation, pair), _probe_inputs(call, evaluation, x)
     traits.evaluation_isolated = _fresh_copy_reason(call, module, larger_inputs, [], training=False)
     traits.evaluation_mixes_samples = _mixes_samples(call, lambda: evaluation, evaluation_output, larger_inputs, pair)
 

@@ -153,7 +153,7 @@ class StatelessModel:
         self._shared_memory: list[SharedTensorPair] = []
         self._two_samples, self.call = pair, ModuleCaller(output, tuple(sorted((pair or {}).keys() - {"x", "y"})))
         template = self._make_template_module()
-        self.dropout_keys = key_dropouts(template)
+        self.dropout_keys = key_dropouts(template, self.device)
         self.call.aliases = tied_names(template)
         self.training_module = template.train()
         self.evaluation_module = copy_module(template).eval()

@@ -1,7 +1,8 @@
-"""`deterministic: true`: bitwise equal results of every run on the same device, by PyTorch's deterministic algorithms.
+"""Settings of PyTorch during a run: float32 products without TF32, and deterministic algorithms if they are asked for.
 
-Every draw is a function of seed, round and client anyway; what may differ from run to run is the order in which a GPU's
-threads add numbers up, and which of several kernels a library picks.
+`deterministic: true` gives bitwise equal results of every run on the same device. Every draw is a function of seed,
+round and client anyway; what may differ from run to run is the order in which a GPU's threads add numbers up, and which
+of several kernels a library picks.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import ParamSpec, TypeVar
 import torch
 
 from fedsim.core.errors import RunError
+from fedsim.models.precision import tf32_products
 
 CUBLAS_WORKSPACE = ":4096:8"  # the size of cuBLAS' workspace with which it is deterministic
 NONDETERMINISTIC_MESSAGE = "does not have a deterministic implementation"
@@ -31,15 +33,23 @@ def prepare_cublas(enabled: bool) -> bool:
     return enabled
 
 
-def run_deterministically(method: Callable[P, T]) -> Callable[P, T]:
+def with_numerical_settings(method: Callable[P, T]) -> Callable[P, T]:
     """Decorate a method of an object whose attribute `deterministic` says whether to run it deterministically."""
 
     @functools.wraps(method)
     def run(*args: P.args, **kwargs: P.kwargs) -> T:
-        with deterministic_algorithms(args[0].deterministic):  # type: ignore[attr-defined]
+        with numerical_settings(args[0].deterministic):  # type: ignore[attr-defined]
             return method(*args, **kwargs)
 
     return run
+
+
+@contextlib.contextmanager
+def numerical_settings(deterministic: bool) -> Iterator[None]:
+    """Within the block a GPU does not round float32 products to TF32, apart from the local steps of
+    trainer.precision=tf32, and PyTorch uses only deterministic algorithms if they are asked for."""
+    with tf32_products(False), deterministic_algorithms(deterministic):
+        yield
 
 
 @contextlib.contextmanager

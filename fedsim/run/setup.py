@@ -25,6 +25,7 @@ from fedsim.evaluation.personal import Personal
 from fedsim.local import LocalRule
 from fedsim.models.capacity import Capacity
 from fedsim.models.losses import LossFunction
+from fedsim.models.precision import tf32_products
 from fedsim.models.selectors import Selector
 from fedsim.run.assembly import Assembly
 from fedsim.run.contracts import changed_attribute_paths, contains_user_code, take_snapshot
@@ -152,7 +153,7 @@ class Setup(Assembly):
         choice = ModelChoice(model, loss, ridge, output, execution.precision)
         chosen_seeds = check_seeds(seeds)
         self._groups = _parts_before_setup(components)
-        with user_code_error_context(components):
+        with user_code_error_context(components), tf32_products(False):
             super().__init__(components, choice, compute, clients, chosen_seeds, rounds, start, on_nonfinite)
 
     def check_same_parts(self, simulation: Setup) -> None:

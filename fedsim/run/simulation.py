@@ -63,7 +63,7 @@ class Simulation(Setup):
         return state
 
     @suppress_vmap_warning()
-    @determinism.run_deterministically
+    @determinism.with_numerical_settings
     def run(
         self,
         out: str | Path | None = None,

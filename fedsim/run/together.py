@@ -131,7 +131,7 @@ def run_together(simulations: Sequence[Simulation], at_once: int | None = None) 
     """
     result_by_index: dict[int, Result | BaseException] = {}
     is_deterministic = any(simulation.deterministic for simulation in simulations)
-    with determinism.deterministic_algorithms(is_deterministic), suppress_vmap_warning():
+    with determinism.numerical_settings(is_deterministic), suppress_vmap_warning():
         for number, outcome in LockstepRunner[Result](at_once)(
             [simulation.run_as_generator for simulation in simulations]
         ):

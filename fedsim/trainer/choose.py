@@ -1,9 +1,9 @@
 """The rule by which `executor: auto` and `chunk: auto` decide, and the executors that may be tried in addition.
 
 - Plain descents (local=sgd, momentum, adam, and local=apfl whose α rests during a round; without clipping, on data that
-  do not react to the model): `fused` for models of linear layers and, in a line with them, convolutions; for any
-  convolutions on a CPU.
+  do not react to the model): `fused` for models of linear layers, and for any convolutions on a CPU.
 - Convolutions on a CPU, where steps are more than plain descents: `loop`, since vmapped convolutions are slower there.
+- Convolutions on a GPU: `vmap`, which may turn them into grouped ones; `fused` and `loop` are tried in addition.
 - Plain descents of small convolutional networks on a CPU: `grouped` may be faster than `fused`, which the first round
   measures. It pays with up to some 16 channels; wide convolutions are faster client by client.
 - Everything else: `vmap`.
@@ -121,7 +121,8 @@ def candidate_executors(
         loop = _isolated_rows_choice(requested_execution, model, local_rule, shift, batch_numbers)
         return _agreeing_executor_choices([loop], agreement, requested_execution, model) or [loop]
     executor = _executor_to_compile(requested_execution)
-    has_plain_descents, can_stack = bool(fusible_descents(local_rule, shift, model)), is_model_stackable(model)
+    has_plain_descents = bool(fusible_descents(local_rule, shift, model))
+    can_stack = is_model_stackable(model) and not (model.convolutional and model.device.type == "cuda")
     is_executor_settled = executor in (*FUSED_EXECUTORS, "loop") or (
         executor == "auto" and has_plain_descents and can_stack
     )

@@ -24,7 +24,7 @@ from fedsim.data.samples import Batches, Chunk
 from fedsim.local import LocalRule
 from fedsim.local.rule import Carry
 from fedsim.models import StatelessModel
-from fedsim.models.precision import tensor_cores
+from fedsim.models.precision import tf32_products
 from fedsim.models.row_model import is_built_in
 from fedsim.shift import Shift
 from fedsim.trainer.agreement import cached_agreement
@@ -151,7 +151,7 @@ class Trainer:
             rows = TimingRows(
                 carry, local_task.learning_rates, None if deployed is None else deployed[local_task.replicate_index]
             )
-            with tensor_cores(self.model.precision):
+            with tf32_products(self.model.precision == "tf32"):
                 fastest_name = self.executor_cache[self.executor_choice_key] = fastest_executor(
                     self._runnable_executor_choices(carry), self._make_executor, local_task.batch_plan, rows, timing_key
                 )
@@ -325,7 +325,7 @@ class Trainer:
         with self._name_round_of_user_errors(local_task):
             if not self._executor_chosen and len(local_task):
                 self.choose_executor(local_task)
-            with tensor_cores(self.model.precision):
+            with tf32_products(self.model.precision == "tf32"):
                 return self._local_steps(local_task)
 
     @contextlib.contextmanager

@@ -15,6 +15,7 @@ from torch import Tensor
 from fedsim.core import checks
 from fedsim.core.constraints import Validated
 from fedsim.core.errors import ConfigError
+from fedsim.core.placement import on_device
 from fedsim.data.datasets.augment import CropFlip
 from fedsim.data.datasets.data_files import Files
 
@@ -153,16 +154,18 @@ class Dataset(Validated):
         return tuple(dict.fromkeys(indices))
 
     def to(self, device: torch.device) -> Dataset:
-        """Move every tensor to the device, in place; inputs that are mapped from a file stay where they are."""
+        """The same data with every tensor on the device; inputs that are mapped from a file stay where they are. Data
+        sets that share a tensor also share its copy."""
+        moved = copy.copy(self)
         for name, value in vars(self).items():
             if isinstance(value, Tensor) and not (self.memory_mapped and name in ("train_x", "test_x")):
-                setattr(self, name, value.to(device))
-        if self.test_x is not None and self.test_x.data_ptr() % 64 and not self.memory_mapped:
-            self.test_x = self.test_x.clone()  # NumPy's alignment may change the last bits of products
-        self.more, self.test_more = (
-            {k: v.to(device) for k, v in extra_inputs.items()} for extra_inputs in (self.more, self.test_more)
+                setattr(moved, name, on_device(value, device))
+        if moved.test_x is not None and moved.test_x.data_ptr() % 64 and not self.memory_mapped:
+            moved.test_x = moved.test_x.clone()  # NumPy's alignment may change the last bits of products
+        moved.more, moved.test_more = (
+            {k: on_device(v, device) for k, v in extra_inputs.items()} for extra_inputs in (self.more, self.test_more)
         )
-        return self
+        return moved
 
     def of_clients(self, client_numbers: np.ndarray) -> Dataset:
         """The same data restricted to some natural clients and their held-out samples; numbers ascend."""

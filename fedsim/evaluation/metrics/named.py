@@ -90,7 +90,7 @@ class TorchMetric(StreamedMetric):
         self.task, self.metric_task, self.scores = task, metric_task, scores
 
     def update(self, output: Tensor, target: Tensor, weight: Tensor | None = None) -> None:
-        self.metric.update(*self.torchmetrics_inputs(output, target))
+        self.update_metric(*self.torchmetrics_inputs(output, target))
 
     def torchmetrics_inputs(self, output: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
         """Predictions and targets in the shapes that torchmetrics needs; contiguous, since it uses views."""
@@ -131,7 +131,7 @@ class RankedTorchMetric(TorchMetric):
 
     def update(self, output: Tensor, target: Tensor, weight: Tensor | None = None) -> None:
         preds, target = self.torchmetrics_inputs(output, target)
-        self.metric.update(preds, target)
+        self.update_metric(preds, target)
         valid_mask = target != (self.metric.ignore_index if self.metric.ignore_index is not None else IGNORED_LABEL)
         if self.average is None:
             positive, count = (target == 1).sum(), valid_mask.sum()

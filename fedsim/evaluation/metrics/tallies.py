@@ -98,7 +98,14 @@ class StreamedMetric(MetricAccumulator):
         self.metric.reset()
 
     def update(self, output: Tensor, target: Tensor, weight: Tensor | None = None) -> None:
-        self.metric.update(output, target)
+        self.update_metric(output, target)
+
+    def update_metric(self, predictions: Tensor, target: Tensor) -> None:
+        """Add a batch; a metric of torchmetrics moves to its device first."""
+        device = predictions.device
+        if getattr(self.metric, "device", device) != device and hasattr(self.metric, "to"):
+            self.metric = self.metric.to(device)
+        self.metric.update(predictions, target)
 
     def value(self) -> Tensor:
         return scalar_result(self.metric.compute())

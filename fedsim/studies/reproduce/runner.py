@@ -32,7 +32,7 @@ from fedsim.app.folders import override_key
 from fedsim.app.job_progress import JobProgress, LockstepProgress, best_metric_text, yield_finished_futures
 from fedsim.core.errors import ConfigError, DivergenceError, MissingDataError
 from fedsim.core.speaking import log_to_stderr
-from fedsim.run.determinism import deterministic_algorithms
+from fedsim.run.determinism import numerical_settings
 from fedsim.run.stopping import Stopped, StopSignals, exit_on_sigterm
 from fedsim.run.together import LockstepRunner
 from fedsim.run.tracking.result import format_spread
@@ -235,7 +235,7 @@ def run_in_lockstep(
         else [t for j in company for t in j.user_overrides or ()]
     )
     with (
-        deterministic_algorithms(any(job.config.deterministic is True for job in company)),
+        numerical_settings(any(job.config.deterministic is True for job in company)),
         filter_settings_warnings(run_tasks),
     ):
         for number, outcome in LockstepRunner[Outcome](report_progress=lockstep_progress)(runs):

@@ -23,7 +23,7 @@ from fedsim.core.errors import ConfigError, DivergenceError
 from fedsim.run.branching import write_replicate_subset
 from fedsim.run.checkpoint import NAME as CHECKPOINT
 from fedsim.run.checkpoint import completed_rounds
-from fedsim.run.determinism import deterministic_algorithms
+from fedsim.run.determinism import numerical_settings
 from fedsim.run.simulation import Simulation
 from fedsim.run.together import LockstepRunner
 from fedsim.run.tracking import Result, Tracking
@@ -259,7 +259,7 @@ def run_to_rung(
         )
         for federation in active_federations
     ]
-    with deterministic_algorithms(any(federation.config.deterministic is True for federation in active_federations)):
+    with numerical_settings(any(federation.config.deterministic is True for federation in active_federations)):
         for number, outcome in LockstepRunner[Result]()(runs):
             if isinstance(outcome, DivergenceError):
                 active_federations[number].failure_message = str(outcome)
