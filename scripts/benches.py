@@ -87,6 +87,9 @@ BENCHMARKS = {
         ONE_THREAD,
     ),
     "plan": Benchmark("bench_plan.py", [], ["--only", "quadratics", "--rounds", "3", "--seconds", "0.01"], ONE_THREAD),
+    "growth": Benchmark(
+        "bench_growth.py", [], ["--only", "parameters", "--repeat", "1", "--largest", "1000"], ONE_THREAD
+    ),
     "memory": Benchmark("client_memory.py", [], ["--clients", "20"]),
     "peers": Benchmark(
         "bench_peers/run.py",

@@ -250,7 +250,59 @@ def plan_table(record: Record) -> list[str]:
     return [*lines, "", f"Of {len(record['rows'])} runs, the plan is within 25 % for the {', the '.join(counts)}."]
 
 
+GROWING = {
+    "clients": "active clients",
+    "population": "clients in all, 100 active",
+    "parameters": "parameters",
+    "seeds": "seeds",
+    "jobs": "runs in lockstep",
+    "ranks": "processes",
+}
+
+
+def growth_table(record: Record) -> list[str]:
+    """Per axis: seconds and memory from the smallest to the largest size, overhead, cost of a unit, bend and slope."""
+    lines = ["| what grows | from, to | a round | peak memory | at any size | per unit | bend | slope (expected) |"]
+    lines.append("|---|---|---|---|--:|--:|--:|--:|")
+    for row in record["rows"]:
+        first, last = row["points"][0], row["points"][-1]
+        cells = [GROWING[row["axis"]], f"{first['size']:,}, {last['size']:,}"]
+        cells.append(" to ".join(f"{digits(1000 * point['seconds'])} ms" for point in (first, last)))
+        cells.append(" to ".join(f"{point['peak_gib']:.2f} GiB" for point in (first, last)))
+        grows = row["expected"] > 0
+        cells.append(f"{digits(1000 * row['overhead_seconds'])} ms" if grows else "–")
+        cells.append(f"{digits(1e6 * row['unit_seconds'])} µs" if grows else "–")
+        cells.append("–" if row["bend"] is None else digits(row["bend"]))
+        cells.append(f"{row['slope']:.2f} ({row['expected']:g})")
+        lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
+def gpu_graph_table(record: Record) -> list[str]:
+    """Seconds of a round of captured steps, and how they compare with the loops of `bench.py`."""
+    lines = ["| workload | a round | speed-up over `common` | speed-up over `limit` |", "|---|--:|--:|--:|"]
+    for row in record["rows"]:
+        cells = [f"{row['seconds'] * 1000:.1f} ms", speed(row["vs_common"]), speed(row["vs_limit"])]
+        lines.append(f"| {row['what']} | {' | '.join(cells)} |")
+    return lines
+
+
+def gpu_precision_table(record: Record) -> list[str]:
+    """Seconds of a round in each precision, and how they compare with the other loops in the same precision."""
+    lines = ["| workload | precision | a round | faster than in float32 | speed-up over `common` | over `limit` |"]
+    lines.append("|---|---|--:|--:|--:|--:|")
+    for row in record["rows"]:
+        for precision in row["times_common"]:
+            gain = row["gain"][precision]["fedsim"] if precision in row["gain"] else None
+            cells = [row["what"], precision, f"{row['seconds'][f'fedsim {precision}'] * 1000:.0f} ms", speed(gain)]
+            cells += [speed(row[name][precision]) for name in ("times_common", "times_the_limit")]
+            lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
 BLOCKS: dict[str, Callable[[Record], list[str]]] = {
+    "gpu_graph": gpu_graph_table,
+    "gpu_precision": gpu_precision_table,
     "rounds": rounds_table,
     "population": population_sentence,
     "executors": executors_table,

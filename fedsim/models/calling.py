@@ -17,6 +17,25 @@ from fedsim.core.errors import ConfigError
 Inputs = Tensor | dict[str, Tensor]  # x, or x and further inputs by name
 
 
+@contextlib.contextmanager
+def without_fused_encoder_layers(device: torch.device) -> Iterator[None]:
+    """Within the block PyTorch does not use its kernels for whole encoder layers in evaluation on a GPU.
+
+    They read the attention's bias four numbers at a time wherever its address is divisible by 4 bytes
+    (`transform_bias_rescale_qkv`), and in a row it need not be aligned to four numbers. On an H100 that ended in
+    "misaligned address", after which the process could no longer use the GPU.
+    """
+    if device.type != "cuda":
+        yield
+        return
+    was_enabled = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(was_enabled)
+
+
 class ModuleCaller:
     """Calls modules on inputs, and brings their outputs into one form.
 
@@ -45,18 +64,18 @@ class ModuleCaller:
     def __call__(self, module: Callable[..., Any], inputs: Inputs) -> Any:
         """Return the output [B, …], or [B, …, C] for classes."""
         keywords = {} if isinstance(inputs, Tensor) else {name: inputs[name] for name in self.extra_inputs}
-        with self._refuse_input_writes(module, inputs):
-            module_output = module(inputs if isinstance(inputs, Tensor) else inputs["x"], **keywords)
+        x = inputs if isinstance(inputs, Tensor) else inputs["x"]
+        with self._refuse_input_writes(module, inputs), without_fused_encoder_layers(x.device):
+            module_output = module(x, **keywords)
         return self._selected_output(module_output)
 
     def functional_call(self, module: nn.Module, tensors_by_name: dict[str, Tensor], inputs: Inputs) -> Any:
         """Return the output with these parameters and buffers in place of the module's own."""
-        x, keywords = inputs, {}
-        if not isinstance(inputs, Tensor):
-            x, keywords = inputs["x"], {name: inputs[name] for name in self.extra_inputs}
+        x = inputs if isinstance(inputs, Tensor) else inputs["x"]
+        keywords = {} if isinstance(inputs, Tensor) else {name: inputs[name] for name in self.extra_inputs}
         tied_tensors = {alias: tensors_by_name[name] for alias, name in self.aliases.items() if name in tensors_by_name}
         tensors = tensors_by_name | tied_tensors if tied_tensors else tensors_by_name
-        with self._refuse_input_writes(module, inputs):
+        with self._refuse_input_writes(module, inputs), without_fused_encoder_layers(x.device):
             module_output = functional_call(module, tensors, (x,), keywords, tie_weights=False)
         if tied_tensors:  # what the pass stored in place of a buffer
             tensors_by_name.update({name: tensors[name] for name in tensors_by_name})

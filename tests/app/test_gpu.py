@@ -22,7 +22,7 @@ from fedsim.models import MLP, SVHNCNN, CharLSTM, LeafCNN, Linear, Transformer, 
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="compares a GPU with the CPU")
 
-GROUPS_COMPARED = (*GROUPS, "partition", "contamination", "clock", "personal", "local/schedule", "strategy/rule")
+GROUPS_COMPARED = (*GROUPS, "partition", "contamination", "clock", "personal", "local/schedule")
 CHOICES = sorted(
     {
         f"{group}={choice}"

@@ -12,7 +12,7 @@ import torch
 from fedsim import EvaluationOptions, Execution, Simulation
 from fedsim.availability import Bernoulli, Sine, Uniform
 from fedsim.core import ConfigError
-from fedsim.core.placement import is_memory_mapped
+from fedsim.core.placement import is_memory_mapped, on_device
 from fedsim.data.datasets import Dataset, GaussianMean
 from fedsim.evaluation.personal import Personal
 from fedsim.local import APFL, SGD, PFedMe
@@ -119,3 +119,15 @@ def test_a_file_holds_the_rows_and_has_no_name(tmp_path, monkeypatch):
 def test_a_place_that_does_not_exist_is_refused():
     with pytest.raises(ConfigError, match=r"memory='attic' is unknown; choose one of device, host, disk"):
         run("attic", "apfl")
+
+
+def test_a_copy_on_another_device_is_shared_until_the_tensor_is_written_to() -> None:
+    """The device 'meta' stands for a GPU."""
+    value, meta = torch.arange(3.0), torch.device("meta")
+    assert on_device(value, value.device) is value
+    first = on_device(value, meta)
+    assert first.device == meta
+    assert on_device(value, meta) is first
+    assert on_device(value.clone(), meta) is not first
+    value.add_(1)
+    assert on_device(value, meta) is not first

@@ -15,6 +15,7 @@ from torch import nn
 
 from fedsim.core.torchvision_import import import_torchvision
 from fedsim.data.datasets import Dataset
+from fedsim.evaluation.metrics.tallies import StreamedMetric
 from fedsim.models import Linear
 from fedsim.models.losses import IGNORED_LABEL
 from fedsim.strategies import FedAvg
@@ -268,3 +269,25 @@ def test_nobody_is_warned_of_every_client_that_lacks_a_class():
     with warnings.catch_warnings(record=True) as said:
         simulation.evaluator(models_of(simulation))
     assert not said
+
+
+def test_a_metric_of_torchmetrics_moves_to_the_device_of_the_outputs():
+    """The device 'meta' stands for a GPU; objects without a device stay what they are."""
+
+    class Metric:
+        device = torch.device("cpu")
+
+        def to(self, device):
+            moved = Metric()
+            moved.device = device
+            return moved
+
+        def update(self, predictions, target):
+            assert self.device == predictions.device
+
+    accumulator = StreamedMetric(Metric())
+    first = accumulator.metric
+    accumulator.update(torch.zeros(2), torch.zeros(2))
+    assert accumulator.metric is first
+    accumulator.update(torch.zeros(2, device="meta"), torch.zeros(2, device="meta"))
+    assert accumulator.metric.device.type == "meta"

@@ -130,3 +130,10 @@ def test_a_model_with_dropout_predicts_by_its_key() -> None:
     assert torch.equal(outputs[0], outputs[1])
     assert not torch.equal(outputs[0], outputs[2])
     assert torch.equal(model.evaluate(row, x), model.evaluate(row, x))
+
+
+def test_keys_lie_on_the_device_of_the_model() -> None:
+    """The device 'meta' stands for a GPU."""
+    module = Nested().to("meta")
+    names = key_dropouts(module, torch.device("meta"))
+    assert {name: buffer.device.type for name, buffer in module.named_buffers()} == dict.fromkeys(names, "meta")

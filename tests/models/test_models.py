@@ -17,6 +17,7 @@ from fedsim import Simulation
 from fedsim.core import ConfigError
 from fedsim.data.datasets import Dataset
 from fedsim.models import CIFAR10CNN, CINIC10CNN, MLP, SVHNCNN, Linear, Mean, StatelessModel
+from fedsim.models.calling import without_fused_encoder_layers
 from fedsim.models.dropout import KeyedDropout
 from fedsim.models.lora import add_adapters
 from fedsim.models.text import Transformer
@@ -300,3 +301,13 @@ def test_a_module_that_takes_classes_needs_data_that_have_them() -> None:
     data = Dataset("mine", torch.zeros(6, 4), torch.zeros(6, dtype=torch.int64))
     with pytest.raises(ConfigError, match=r"model Net takes `classes`, but .* give Dataset\(…, classes=C\)"):
         Simulation(data, Net, clients=2, rounds=1)
+
+
+def test_pytorchs_encoder_kernels_are_not_used_on_a_gpu_in_evaluation() -> None:
+    enabled = torch.backends.mha.get_fastpath_enabled
+    assert enabled()
+    with without_fused_encoder_layers(torch.device("cpu")):
+        assert enabled()
+    with without_fused_encoder_layers(torch.device("cuda")):
+        assert not enabled()
+    assert enabled()

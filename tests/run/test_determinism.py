@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,8 +17,10 @@ from fedsim import Execution, Simulation
 from fedsim.core import RunError
 from fedsim.data.datasets import Digits
 from fedsim.data.partition import Dirichlet
+from fedsim.evaluation.evaluator import Evaluator
 from fedsim.local import APFL
 from fedsim.models import MLP, Linear
+from fedsim.run.server import Server
 from fedsim.run.tracking.metrics_csv import read_metrics
 from fedsim.strategies import FedAWE
 from fedsim.trainer import Trainer
@@ -103,6 +106,31 @@ def test_pytorch_is_set_for_the_run_alone(monkeypatch: pytest.MonkeyPatch) -> No
     assert set(seen[3:]) == {(True, False)}
     assert not torch.are_deterministic_algorithms_enabled()
     assert torch.backends.cudnn.benchmark
+
+
+@pytest.mark.parametrize("precision", ["full", "bf16", "tf32"])
+def test_tf32_is_used_in_local_steps_where_it_is_asked_for(precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch's defaults are that matrix products do not use it, and that convolutions do."""
+    local_steps, evaluations, setups = [], [], []
+
+    def recorder(flags: list[tuple[bool, bool]], function: Any) -> Any:
+        def recorded(*arguments: Any, **named: Any) -> Any:
+            flags.append((torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32))
+            return function(*arguments, **named)
+
+        return recorded
+
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
+    monkeypatch.setattr(Trainer, "_local_steps", recorder(local_steps, Trainer._local_steps))
+    monkeypatch.setattr(Evaluator, "__call__", recorder(evaluations, Evaluator.__call__))
+    monkeypatch.setattr(Server, "build", recorder(setups, Server.build))
+    simulation = simulation_of(deterministic=False)
+    simulation.model.precision = precision
+    simulation.run()
+    assert set(setups) == set(evaluations) == {(False, False)}
+    assert set(local_steps) == {(precision == "tf32",) * 2}
+    assert not torch.backends.cuda.matmul.allow_tf32
+    assert torch.backends.cudnn.allow_tf32
 
 
 def test_an_operation_that_is_not_deterministic_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,7 +29,8 @@ from fedsim.models import MLP, Mean
 from fedsim.models.dropout import key_dropouts
 from fedsim.shift import Location
 from fedsim.strategies import FedProx, Scaffold
-from fedsim.trainer import fused_executor, model_stack
+from fedsim.trainer import Execution, fused_executor, model_stack
+from fedsim.trainer.choose import candidate_executors
 from fedsim.trainer.stepping import accepts_stacked_rows
 
 
@@ -196,6 +197,19 @@ def test_what_is_chosen(case):
     simulation = simulation_of(model, rule, **{"execution": double(trial=False)} | options)
     simulation.run()
     assert simulation.trainer.executor_choice.executor == executor
+
+
+@pytest.mark.parametrize(
+    ("model", "executors"), [(CNN, ["vmap", "fused", "loop"]), (SMALL, ["fused"]), (Mixing, ["vmap", "fused", "loop"])]
+)
+def test_what_a_gpu_may_choose(model, executors, monkeypatch):
+    """The rule's choice first; models of linear layers are not tried."""
+    simulation = simulation_of(model, None, execution=double())
+    trainer = simulation.trainer
+    monkeypatch.setattr(simulation.model, "device", torch.device("cuda", 0))
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (2**36, 2**36))
+    choices = candidate_executors(Execution(), simulation.model, trainer.local_rule, trainer.shift, 20, 64)
+    assert [choice.executor for choice in choices] == executors
 
 
 def test_what_is_more_than_plain_descents_is_refused():
