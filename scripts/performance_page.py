@@ -262,7 +262,7 @@ GROWING = {
 
 def growth_table(record: Record) -> list[str]:
     """Per axis: seconds and memory from the smallest to the largest size, overhead, cost of a unit, bend and slope."""
-    lines = ["| what grows | from, to | a round | peak memory | at any size | per unit | bend | slope (expected) |"]
+    lines = ["| what grows | from, to | a round | peak memory | overhead | per unit | bend | slope (expected) |"]
     lines.append("|---|---|---|---|--:|--:|--:|--:|")
     for row in record["rows"]:
         first, last = row["points"][0], row["points"][-1]
@@ -313,6 +313,7 @@ BLOCKS: dict[str, Callable[[Record], list[str]]] = {
     "memory": memory_table,
     "events": events_table,
     "plan": plan_table,
+    "growth": growth_table,
 }
 
 
