@@ -5,6 +5,7 @@ python scripts/gallery.py
 
 from __future__ import annotations
 
+import json
 import math
 from collections import Counter
 from typing import Any
@@ -23,6 +24,7 @@ from fedsim.studies.reproduce.comparison import (
     Judgement,
 )
 from fedsim.studies.reproduce.provenance import TRACED_STATUS, provenance_status
+from fedsim.studies.reproduce.recipe import RUN_SECONDS_FILE
 from fedsim.studies.reproduce.stored import StoredRecipeResult
 
 PAGE = EXPERIMENTS / "README.md"
@@ -50,8 +52,19 @@ def main() -> None:
         for result in paper.results:
             thumbnails.write(result.folder)
     PAGE.write_text(page(read), encoding="utf-8")
+    (EXPERIMENTS / RUN_SECONDS_FILE).write_text(run_seconds(read), encoding="utf-8")
     for folder, text in paper_pages(read).items():
         (EXPERIMENTS / folder / "README.md").write_text(text, encoding="utf-8")
+
+
+def run_seconds(read: dict[str, Paper]) -> str:
+    """The file with the seconds of each recipe's runs at each scale, for `fedsim-reproduce --list`."""
+    seconds: dict[str, dict[str, float]] = {}
+    for paper in read.values():
+        for result in paper.results:
+            if result.run_seconds is not None:
+                seconds.setdefault(result.recipe, {})[result.scale] = round(result.run_seconds)
+    return json.dumps(seconds, indent=1, sort_keys=True) + "\n"
 
 
 def page(read: dict[str, Paper]) -> str:

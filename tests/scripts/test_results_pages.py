@@ -287,6 +287,7 @@ def test_the_committed_pages_are_current(scripts, committed: dict[str, Any]) -> 
     written = {scripts["gallery"].PAGE: scripts["gallery"].page(read), scripts["claims_page"].PAGE: None}
     for module in (scripts["claims_page"], scripts["calibration_page"]):
         written[module.PAGE] = module.page(read)
+    written[recipe_folder() / "run_seconds.json"] = scripts["gallery"].run_seconds(read)
     for paper, text in scripts["gallery"].paper_pages(read).items():
         written[scripts["gallery"].EXPERIMENTS / paper / "README.md"] = text
     for path, text in written.items():

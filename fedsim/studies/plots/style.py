@@ -20,7 +20,7 @@ from fedsim.evaluation.columns import is_fraction
 from fedsim.evaluation.registry import describe_metric
 from fedsim.studies.plots.venues import current_venue, panel_layout
 
-PALETTE_DESCRIPTION = "Okabe–Ito, and viridis for the values of a number in order; both are safe for the colour-blind"
+PALETTE_DESCRIPTION = "Okabe–Ito, or viridis where they show the order of a number; both are safe for the colour-blind"
 PALETTE = (  # Okabe–Ito (Okabe and Ito 2008), and two more
     "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000", "#7F7F7F", "#8C510A", "#6A3D9A",
 )  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +21,7 @@ from fedsim.studies.reproduce.measures import RunMeasure
 from fedsim.studies.reproduce.tuning import TunedAxis
 
 SCALES = ("smoke", "cpu", "paper")
+RUN_SECONDS_FILE = "run_seconds.json"
 
 LabelByAxis = dict[str, str]  # axis → label of one run
 
@@ -162,6 +164,13 @@ def list_recipe_names(folder: Path | None = None) -> list[str]:
     return sorted(
         path.relative_to(root).with_suffix("").as_posix() for path in root.glob("*/*.yaml") if path.name != LEDGER_FILE
     )
+
+
+def recorded_run_seconds(folder: Path | None = None) -> dict[str, dict[str, float]]:
+    """Return recipe → scale → the seconds of its runs when they were last stored, added up; `scripts/gallery.py` writes
+    the file, since an installed wheel has no results."""
+    path = (folder or recipe_folder()) / RUN_SECONDS_FILE
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
 
 
 def load_recipe(name: str, folder: Path | None = None) -> Recipe:

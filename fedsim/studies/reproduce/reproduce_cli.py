@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from fedsim.app.build import build
+from fedsim.app.job_progress import duration_text
 from fedsim.core import checks
 from fedsim.core.errors import ConfigError
 from fedsim.core.files import replacement_file
@@ -28,7 +29,14 @@ from fedsim.studies.reproduce import report, stored
 from fedsim.studies.reproduce.comparison import Judgement
 from fedsim.studies.reproduce.ledger import load_statement_ledger, papers_with_ledger
 from fedsim.studies.reproduce.provenance import check_clean_checkout, commit_hash, common_source_hash, write_source_hash
-from fedsim.studies.reproduce.recipe import SCALES, Recipe, list_recipe_names, load_recipe, recipe_folder
+from fedsim.studies.reproduce.recipe import (
+    SCALES,
+    Recipe,
+    list_recipe_names,
+    load_recipe,
+    recipe_folder,
+    recorded_run_seconds,
+)
 from fedsim.studies.reproduce.runner import (
     FINISHED_RUN_FILE,
     Outcome,
@@ -157,12 +165,15 @@ def stored_results(recipes: list[str]) -> list[StoredRecipeResult]:
 
 def recipe_list_text() -> str:
     """List the recipes, what they show, and what is smaller at the cpu scale."""
-    lines = []
+    lines, run_seconds = [], recorded_run_seconds()
     for name in list_recipe_names():
         recipe = load_recipe(name)
         lines.append(f"{name:24} {recipe.source}: {recipe.about}")
         reduced_text = recipe.scales["cpu"].reduced
         lines.append(f"{'':24} --scale cpu: {reduced_text or 'as published'}")
+        times = [f"{duration_text(t)} (--scale {scale})" for scale, t in run_seconds.get(name, {}).items()]
+        if times:
+            lines.append(f"{'':24} the stored runs took {', '.join(times)}, added up")
     return "\n".join(lines)
 
 

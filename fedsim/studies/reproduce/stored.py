@@ -41,6 +41,12 @@ class StoredRecipeResult:
         return str(self.report_content["scale"])
 
     @property
+    def run_seconds(self) -> float | None:
+        """The sum of the seconds of its runs, as far as they are recorded; None for older results and without runs."""
+        seconds = self.report_content.get("seconds") or {}
+        return float(sum(seconds.values())) if seconds else None
+
+    @property
     def measured_number_rows(self) -> list[dict[str, Any]]:
         """The rows that are numbers; in reports before version 0.5 the other rows have a `claim`."""
         return [row for row in self.report_content["rows"] if not row.get("comparison") and not row.get("claim")]

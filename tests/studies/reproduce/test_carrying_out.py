@@ -16,13 +16,14 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
+from fedsim.app.job_progress import duration_text
 from fedsim.core import ConfigError
 from fedsim.core.errors import DivergenceError, MissingDataError
 from fedsim.run.stopping import Stopped
 from fedsim.studies.plots.cells import ResultCell
 from fedsim.studies.reproduce import measures, report, runner
 from fedsim.studies.reproduce import reproduce_cli as cli
-from fedsim.studies.reproduce.recipe import RecipeSetting, list_recipe_names, load_recipe
+from fedsim.studies.reproduce.recipe import RecipeSetting, list_recipe_names, load_recipe, recorded_run_seconds
 from fedsim.studies.reproduce.report import ReportRow
 from fedsim.studies.results.runs import load as load_run
 from fedsim.trainer import run_to_completion
@@ -232,6 +233,10 @@ def test_the_command_lists_and_refuses(capsys: pytest.CaptureFixture[str]) -> No
     cli.main(["--list"])
     shown = capsys.readouterr().out
     assert all(name in shown for name in list_recipe_names())
+    assert "--scale cpu: as published\n" in shown
+    for scales in recorded_run_seconds().values():
+        for scale, seconds in scales.items():
+            assert f"{duration_text(seconds)} (--scale {scale})" in shown
     for arguments, message in (
         (["fedpbc/fig2"], "did you mean 'fedpbc/fig2"),
         (["--all", "fedpcb"], "did you mean 'fedpbc'"),
