@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from typing import Any, NoReturn
 
 import torch
@@ -17,17 +18,19 @@ from fedsim.core.errors import ConfigError
 Inputs = Tensor | dict[str, Tensor]  # x, or x and further inputs by name
 
 
-@contextlib.contextmanager
-def without_fused_encoder_layers(device: torch.device) -> Iterator[None]:
-    """Within the block PyTorch does not use its kernels for whole encoder layers in evaluation on a GPU.
+def without_fused_encoder_layers(module: Callable[..., Any], device: torch.device) -> AbstractContextManager[None]:
+    """Return a context in which PyTorch does not use its kernels for whole encoder layers in evaluation on a GPU.
 
     They read the attention's bias four numbers at a time wherever its address is divisible by 4 bytes
     (`transform_bias_rescale_qkv`), and in a row it need not be aligned to four numbers. On an H100 that ended in
     "misaligned address", after which the process could no longer use the GPU.
     """
-    if device.type != "cuda":
-        yield
-        return
+    is_evaluation_on_gpu = device.type == "cuda" and not getattr(module, "training", False)
+    return _encoder_kernels_off() if is_evaluation_on_gpu else contextlib.nullcontext()
+
+
+@contextlib.contextmanager
+def _encoder_kernels_off() -> Iterator[None]:
     was_enabled = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
@@ -65,7 +68,7 @@ class ModuleCaller:
         """Return the output [B, …], or [B, …, C] for classes."""
         keywords = {} if isinstance(inputs, Tensor) else {name: inputs[name] for name in self.extra_inputs}
         x = inputs if isinstance(inputs, Tensor) else inputs["x"]
-        with self._refuse_input_writes(module, inputs), without_fused_encoder_layers(x.device):
+        with self._refuse_input_writes(module, inputs), without_fused_encoder_layers(module, x.device):
             module_output = module(x, **keywords)
         return self._selected_output(module_output)
 
@@ -75,7 +78,7 @@ class ModuleCaller:
         keywords = {} if isinstance(inputs, Tensor) else {name: inputs[name] for name in self.extra_inputs}
         tied_tensors = {alias: tensors_by_name[name] for alias, name in self.aliases.items() if name in tensors_by_name}
         tensors = tensors_by_name | tied_tensors if tied_tensors else tensors_by_name
-        with self._refuse_input_writes(module, inputs), without_fused_encoder_layers(x.device):
+        with self._refuse_input_writes(module, inputs), without_fused_encoder_layers(module, x.device):
             module_output = functional_call(module, tensors, (x,), keywords, tie_weights=False)
         if tied_tensors:  # what the pass stored in place of a buffer
             tensors_by_name.update({name: tensors[name] for name in tensors_by_name})

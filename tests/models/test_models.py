@@ -304,10 +304,9 @@ def test_a_module_that_takes_classes_needs_data_that_have_them() -> None:
 
 
 def test_pytorchs_encoder_kernels_are_not_used_on_a_gpu_in_evaluation() -> None:
-    enabled = torch.backends.mha.get_fastpath_enabled
+    enabled, module = torch.backends.mha.get_fastpath_enabled, nn.Linear(2, 2)
     assert enabled()
-    with without_fused_encoder_layers(torch.device("cpu")):
+    for training, device, expected in ((False, "cpu", True), (True, "cuda", True), (False, "cuda", False)):
+        with without_fused_encoder_layers(module.train(training), torch.device(device)):
+            assert enabled() == expected
         assert enabled()
-    with without_fused_encoder_layers(torch.device("cuda")):
-        assert not enabled()
-    assert enabled()
