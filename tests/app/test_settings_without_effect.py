@@ -7,6 +7,7 @@ import logging
 import pkgutil
 from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from small_runs import QUICK, SHIFTED, configuration
 import fedsim as package
 from fedsim import Simulation
 from fedsim.app.build import build
-from fedsim.availability import Bernoulli
+from fedsim.availability import Bernoulli, Staircase
 from fedsim.availability.clock import Devices
 from fedsim.availability.probabilities import Uniform
 from fedsim.core.effects import (
@@ -401,3 +402,14 @@ def test_the_command_says_so_once_for_all_jobs(fedsim, tmp_path: Path):
     assert fedsim(tmp_path, *QUICK, "contamination=gaussian", "contamination.clients=[]").err.startswith(
         "fedsim: contamination.clients=[] contaminates no client"
     )
+
+
+@pytest.mark.parametrize("setting", [{"low": 0.1}, {"share": 0.75}, {"period": 8}])
+def test_a_staircase_that_stays_on_its_first_step_is_any_other_unless_clients_begin_elsewhere(setting):
+    (name, value), short, long = *setting.items(), SimpleNamespace(rounds=3), SimpleNamespace(rounds=20)
+    staircase = Staircase(**setting)
+    assert list(sentences_without_effect("availability.trajectory", staircase, short)) == [
+        f"availability.trajectory.{name}={value} has no effect without more rounds than the first part of the period"
+    ]
+    assert not list(sentences_without_effect("availability.trajectory", staircase, long))
+    assert not list(sentences_without_effect("availability.trajectory", Staircase(**setting, zones=2), short))

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import functools
 
+import torch
+from torch import nn
+
 from fedsim.core.rewind import Rewind
+from fedsim.core.snapshot import LARGE_ARRAY_BYTES
 
 CALLS: list[int] = []
 
@@ -55,3 +59,19 @@ def test_what_a_cache_was_given_since_is_forgotten() -> None:
     assert CALLS == [7]
     rewind()
     assert asks(8) == 2
+
+
+def test_tensors_are_put_back_where_they_are() -> None:
+    """Views and optimisers that hold a parameter see its old numbers too; a larger one is left as it is."""
+    module = nn.Linear(2, 1)
+    module.register_buffer("large", torch.zeros(LARGE_ARRAY_BYTES // 4 + 1))
+    weight, view, numbers = module.weight, module.weight.data[0], module.weight.detach().clone()
+    rewind = Rewind(module)
+    with torch.no_grad():
+        module.weight.add_(1.0)
+        module.large.add_(1.0)
+    rewind()
+    assert module.weight is weight
+    assert torch.equal(weight, numbers)
+    assert torch.equal(view, numbers[0])
+    assert bool((module.large == 1).all())

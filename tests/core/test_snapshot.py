@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedsim.core.snapshot import LARGE_ARRAY_BYTES, differing_paths, snapshot
+from fedsim.core.snapshot import LARGE_ARRAY_BYTES, differing_paths, enlarged_counter, snapshot
 
 SHARED: dict[str, Any] = {"n": 0}
 
@@ -186,3 +186,14 @@ def test_what_is_skipped_is_not_looked_into() -> None:
     before = snapshot(holder, skipped_types=(nn.Module,))
     holder.module.running_mean.add_(1)
     assert differing_paths(before, snapshot(holder, skipped_types=(nn.Module,))) == []
+
+
+@pytest.mark.parametrize("make", [float, int, torch.tensor, np.array], ids=["float", "int", "tensor", "array"])
+def test_a_counter_is_enlarged_in_whatever_it_is_kept(make: Any) -> None:
+    assert enlarged_counter(make(3)) == 4000
+    assert type(enlarged_counter(make(3))) is type(make(3)) or isinstance(enlarged_counter(make(3)), np.integer)
+
+
+@pytest.mark.parametrize("value", [True, torch.tensor([True]), np.array([False]), "three", [3], None])
+def test_what_does_not_count_is_not_enlarged(value: Any) -> None:
+    assert enlarged_counter(value) is None

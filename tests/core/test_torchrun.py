@@ -122,3 +122,14 @@ def test_rows_of_a_rank_know_which_clients_they_are() -> None:
     assert Federation((0, 1), 5, np.ones(10)).make_cohort(counts, ones).host_index.virtual_clients.tolist() == list(
         range(10)
     )
+
+
+@pytest.mark.parametrize("variables", [{}, {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}, {"WORLD_SIZE": "4"}])
+def test_a_lone_process_joins_nobody(variables: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor does one that torchrun started alone, or a job of a scheduler that only says how large the world is."""
+    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert ProcessRanks.join_group() == ProcessRanks(rank=0, num_ranks=1)
+    assert not torch.distributed.is_initialized()

@@ -19,7 +19,7 @@ from fedsim.data.datasets.augment import CropFlip
 from fedsim.data.drift import Linear
 from fedsim.local import SGD
 from fedsim.local.fedproto import FedProto
-from fedsim.models.frozen_prefix import return_input
+from fedsim.models.frozen_prefix import FrozenPrefix, return_input
 from fedsim.models.lora import add_adapters
 from fedsim.models.text import Transformer
 from fedsim.run import frozen_layers
@@ -238,3 +238,12 @@ def test_outputs_that_do_not_fit_into_memory_are_not_stored(
 def test_dropout_ends_the_prefix() -> None:
     with_dropout = functools.partial(lora_transformer, dropout=0.1)
     assert_same_numbers(tokens, with_dropout, "embed", executor="loop")
+
+
+def test_a_layer_whose_forward_was_replaced_keeps_it_from_batch_to_batch() -> None:
+    module = backbone()
+    original = module[0].forward
+    module[0].forward = lambda x: 2 * original(x)
+    batches = [torch.randn(3, 2, 6, 6, generator=torch.Generator().manual_seed(seed)) for seed in range(3)]
+    for x, output in zip(batches, FrozenPrefix(("0",)).outputs(module, batches), strict=True):
+        torch.testing.assert_close(output, 2 * original(x))

@@ -20,11 +20,11 @@ from fedsim.availability.clock import Delay, Devices, Work
 from fedsim.availability.clock.clock import Times
 from fedsim.core.errors import RunError
 from fedsim.data.datasets import Digits
-from fedsim.local import SGD
+from fedsim.local import SGD, PerFedAvg
 from fedsim.local.schedules import Schedule
 from fedsim.run.rehearsal import _check_schedule
 from fedsim.run.sample_contract import ClientComponentsTrial, _has_single_sample_steps
-from fedsim.run.trial_rounds import trial_replicates
+from fedsim.run.trial_rounds import TrialReplica, trial_replicates
 from fedsim.shift import Shift
 from fedsim.strategies import State
 from fedsim.uplink import Stage
@@ -329,3 +329,11 @@ def test_a_trial_moves_trained_parameters_and_leaves_running_statistics() -> Non
     assert torch.equal(rows[:, trained:], models[:, trained:].expand(3, -1))
     assert rows.shape[1] > trained
     assert not torch.isclose(rows[:, :trained], models[:, :trained]).all(1).any()
+
+
+def test_what_steps_weigh_is_compared_where_they_weigh_gradients() -> None:
+    options: dict[str, Any] = {"steps": 1, "batch_size": 6}
+    for rule, weighs in ((SGD(**options), True), (PerFedAvg(**options, keep_inner=True), False)):
+        stages = TrialReplica(simulation("loop", local=rule), (0,)).run_rounds([0], math.inf)
+        sent = next(stage for stage in stages if stage.name == "what clients send").values[0]
+        assert ("gradient weight" in sent) == weighs

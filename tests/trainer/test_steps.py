@@ -32,6 +32,7 @@ from fedsim.local import SGD, Inverse, InverseSqrt, PerFedAvg
 from fedsim.models import MLP, Linear, Mean
 from fedsim.shift import Location
 from fedsim.trainer.rates import rate_and_step_totals
+from fedsim.trainer.shifted_batches import ShiftedBatches
 
 
 @pytest.mark.sampled(4)
@@ -242,3 +243,20 @@ def test_rates_count_as_often_as_the_rule_weighs_its_gradients():
     torch.testing.assert_close(total, torch.tensor([0.4, 0.6]))
     torch.testing.assert_close(weighted_total, 2 * total)
     assert steps.tolist() == [2, 2]
+
+
+class Exploring(SGD):
+    """Deploys a model beside the one that it trains."""
+
+    def deploys(self, carry):
+        return carry["params"] + carry["offset"]
+
+
+@pytest.mark.parametrize(("rule", "deployed"), [(SGD, [1.0, 2.0]), (Exploring, [1.5, 2.5])])
+def test_data_react_to_the_model_that_the_rule_deploys_unless_the_server_deployed_one(rule, deployed):
+    carry = {"params": torch.tensor([1.0, 2.0]), "offset": torch.tensor(0.5)}
+    answer = ShiftedBatches(rule(), Location(0.5), rows=False)
+    new_carry, theta = answer(carry, None)
+    assert theta.tolist() == deployed
+    assert new_carry["params"].tolist() == [1.0, 2.0]  # from which training goes on
+    assert answer(carry, torch.tensor([7.0, 7.0]))[1].tolist() == [7.0, 7.0]

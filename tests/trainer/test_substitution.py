@@ -17,6 +17,7 @@ from torch.nn.utils import parametrizations
 
 from fedsim import ConfigError
 from fedsim.local import SGD
+from fedsim.models.substitution import overlapping_tensors
 
 WORK = SGD(lr=RATE, epochs=2, batch_size=5, drop_last=False)
 
@@ -297,3 +298,13 @@ def test_what_looks_alike_and_is_a_function_of_its_tensors_trains_as_by_hand(nam
 def test_a_lazy_module_that_is_given_ready_is_taken() -> None:
     module = nn.Sequential(nn.LazyLinear(5), nn.Tanh(), nn.LazyLinear(3))
     assert simulation_of(module, local=WORK).model.trained == 5 * 5 + 3 * 6
+
+
+@pytest.mark.parametrize("shape", [(4,), (2, 2)])
+def test_tensors_that_have_one_number_in_common_share_memory_and_neighbours_do_not(shape: tuple[int, ...]) -> None:
+    memory = torch.zeros(8)
+    for start, expected in ((3, [("first", "second"), ("second", "first")]), (4, [])):
+        module = nn.Module()
+        module.register_buffer("first", memory[:4].view(shape))
+        module.register_buffer("second", memory[start:])
+        assert sorted((pair.name, pair.partner) for pair in overlapping_tensors(module)) == expected

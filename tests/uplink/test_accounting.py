@@ -22,7 +22,9 @@ from fedsim.uplink.accounting import (
     POISSON_SAMPLING,
     RELATION_DESCRIPTIONS,
     WITHOUT_REPLACEMENT,
+    privacy,
 )
+from fedsim.uplink.stage import Stage
 
 DELTA = 1e-5
 RELATION = {
@@ -204,3 +206,14 @@ def test_a_claim_names_its_relation(name: str) -> None:
     told = said.as_json()
     assert told["relation"] in RELATION_DESCRIPTIONS.values()
     assert told["relation"] in said.statement or said.statement.count("each row by itself, replaced by another") == 1
+
+
+@pytest.mark.parametrize(
+    ("stage", "end"), [(GaussianNoise(), "the noise; set per=client"), (TreeNoise(), "the noise")], ids=["each", "tree"]
+)
+def test_where_rows_are_seen_noise_of_their_sum_claims_nothing(stage: Stage, end: str) -> None:
+    """The remedy is named where there is one: a tree has no noise of single rows."""
+    claim = privacy([stage], Full(), "rows", leaks=[], rounds=1)
+    assert claim is not None
+    assert claim.epsilon is None
+    assert claim.statement.endswith(f"only the sum has {end}")

@@ -245,8 +245,9 @@ def test_local_rules_with_memory_of_clients_are_computed_at_the_start(build):
 
 def test_bytes_and_staleness_are_counted(build):
     result = run_of(build(strategy=FedAsync(), clock=Events(0.1)))  # rounds of 2, 1, 4 and 3 seconds
-    assert column(result, "virtual_seconds") == pytest.approx([0, 1, 2, 2, 3, 3, 4])  # clients 1, 0, 1, 3, 1, 0
+    assert column(result, "virtual_seconds") == pytest.approx([0, 1, 2, 2, 3, 3, 4])  # clients 1, 0, 1, 1, 3, 0
     assert column(result, "active_clients") == [0, 1, 1, 1, 1, 1, 1]
+    assert column(result, "update_staleness")[1:] == [0, 1, 1, 0, 4, 3]  # updates since each started
     sent, received = np.array([0, 4, 5, 6, 7, 8, 9]), np.arange(7)
     assert column(result, "total_bytes_down") == (sent * 32).tolist()
     assert column(result, "total_bytes_up") == (received * 32).tolist()

@@ -210,3 +210,11 @@ def test_nobody_contaminated_is_no_contamination():
 def test_what_cannot_be_planted_is_refused(build, message):
     with pytest.raises(ConfigError, match=message):
         build()
+
+
+def test_planted_normals_depend_on_all_bits_of_a_key():
+    """Keys have 64 bits; clients whose keys differ in the upper half only have numbers of their own."""
+    keys = torch.tensor([5, 5 + (1 << 32), 5, 6])
+    numbers = Gaussian.normals(keys, torch.zeros(4, 3, 2, dtype=torch.float64))
+    assert torch.equal(numbers[0], numbers[2])
+    assert len(numbers.flatten(1)[[0, 1, 3]].unique()) == 3 * 3 * 2

@@ -19,6 +19,7 @@ from fedsim.data.datasets import (
     PricingGroups,
     RegressionGroups,
 )
+from fedsim.data.datasets.pricing import groups_from_uniforms
 from fedsim.data.datasets.stream import StreamDataset
 
 STREAMS = {
@@ -177,3 +178,10 @@ def test_exact_samples_of_any_size_are_white(size, dimension):
 def test_settings_that_make_no_law_are_refused(build, message):
     with pytest.raises(ConfigError, match=message):
         build()
+
+
+@pytest.mark.parametrize("count", [2, 3, 5])
+def test_groups_are_equally_large_where_no_fractions_are_given(count):
+    for stream in (PricingGroups(2, list(range(count))), RegressionGroups(2, slopes=list(range(1, count + 1)))):
+        groups = groups_from_uniforms(stream.fractions, (torch.arange(60 * count) + 0.5) / (60 * count))
+        assert groups.bincount().tolist() == [60] * count

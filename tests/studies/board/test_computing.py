@@ -297,3 +297,9 @@ def test_a_run_that_is_refused_or_breaks_ends_with_what_it_said(
 
 def test_an_empty_row_has_no_numbers() -> None:
     assert Row(REFUSED_STATUS).values_of("accuracy").size == 0
+
+
+def test_runs_are_deleted_once_their_numbers_are_stored(computed_once: Path, results: Path, small: Leaderboard) -> None:
+    """Those of the tuning too, of which a board has many."""
+    assert TunedRates.read(results).record_of("digits", "FedAvg") is not None
+    assert not list((computed_once / "runs").rglob("*.*"))

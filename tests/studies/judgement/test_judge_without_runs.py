@@ -13,7 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fedsim.core import ConfigError
 from fedsim.studies.judgement import judge as judging
+from fedsim.studies.judgement import judge_cli
 from fedsim.studies.judgement.environments import BenchmarkEnvironments
 from fedsim.studies.judgement.judge import (
     CANDIDATE_ROUNDS,
@@ -180,3 +182,12 @@ def test_a_budget_affords_the_rounds_that_short_runs_predict(monkeypatch: pytest
         assert rounds_within_budget(seconds * 1.0001, "mifa", ("fedavg", "fedau"), CONTEST) == rounds
         fewer = max((other for other in CANDIDATE_ROUNDS if other < rounds), default=rounds)
         assert rounds_within_budget(seconds * 0.9999, "mifa", ("fedavg", "fedau"), CONTEST) == fewer
+
+
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [("rounds", "rounds is not an override KEY=VALUE"), ("rounds=3", "--environments='nowhere' is unknown")],
+)
+def test_a_word_without_a_value_is_refused_before_anything_else(word: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        judge_cli.main(["mifa", word, "--environments", "nowhere"])

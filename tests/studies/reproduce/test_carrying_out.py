@@ -297,3 +297,11 @@ def test_a_column_that_one_run_lacks_is_refused_after_the_runs(carried_out: tupl
         ConfigError, match=r"measures.late needs the column validation_accuracy, which the run in .*/runs/"
     ):
         report.compute_cell_measures(recipe, [ResultCell({"algorithm": "FedAvg", "rate": "0.1"}, run)])
+
+
+def test_a_report_tells_rates_that_were_tuned_from_runs_that_were_skipped(
+    carried_out: tuple[Path, list[ReportRow]],
+) -> None:
+    stored = json.loads((carried_out[0] / "mine/results/small-smoke/report.json").read_text())
+    assert stored["tuned"] == {"FedAvg": "0.1", "FedAWE": "0.1"}
+    assert stored["skipped"] == {}

@@ -22,6 +22,7 @@ from fedsim.local import SGD
 from fedsim.models import Linear, Mean
 from fedsim.run.tracking import RunConfig, Tracking
 from fedsim.shift import Demand, Location
+from fedsim.studies.results.runs import Run
 
 QUIET = Tracking(progress="none", tensorboard=False)
 CONFIG = "strategy:\n  _target_: fedsim.strategies.FedAvg\nlr: 0.1\nseeds: [4, 9]\n"
@@ -154,3 +155,11 @@ def test_a_sweep_is_no_run_and_the_message_names_its_runs(tmp_path: Path) -> Non
         (tmp_path / name / "metrics.csv").touch()
     with pytest.raises(ConfigError, match=r"is a sweep of 2 runs; load one of them, such as \S+/strategy=fedau$"):
         fedsim.load(tmp_path)
+
+
+@pytest.mark.parametrize("seeds", [[4], [4, 9], [4, 4, 9]])
+@pytest.mark.parametrize("rounds", [[0], [0, 5]])
+def test_replicates_are_counted_after_the_first_evaluation_already(seeds: list[int], rounds: list[int]) -> None:
+    """A run of one seed that has just begun has a single row."""
+    run = Run(Path(), [{"round": t, "seed": seed} for t in rounds for seed in seeds], {})
+    assert (run.replicates, run.seeds) == (len(seeds), seeds)

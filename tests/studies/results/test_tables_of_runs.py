@@ -17,7 +17,7 @@ from fedsim.run.rules import first_evaluation_at_target
 from fedsim.studies.results import table_cli as command
 from fedsim.studies.results.differences import load_runs
 from fedsim.studies.results.paired import PairedDifference, paired_difference
-from fedsim.studies.results.run_measures import TableCell
+from fedsim.studies.results.run_measures import TableCell, final_metric_measure
 from fedsim.studies.results.table import select_best_runs
 
 SEEDS = (0, 1, 2)
@@ -328,3 +328,12 @@ def test_signs_that_mean_something_to_latex_are_spelt_out() -> None:
     walker = pytest.importorskip("pylatexenc.latex2text")
     for text in ("50 % of A_1 & B^2", "{a}~#1", r"C:\runs", "$5", "a<b>c|d"):
         assert walker.LatexNodes2Text().latex_to_text(escape_latex(text)).replace("\xa0", "~").replace("ˆ", "^") == text
+
+
+def test_a_measure_is_of_the_last_evaluation_unless_more_are_asked_for(tmp_path: Path) -> None:
+    runs = load_runs([write(tmp_path / "run", "FedAvg", 0.1)])
+    measure, mean_of_two = final_metric_measure("test_accuracy", runs), final_metric_measure("test_accuracy", runs, 2)
+    assert (measure.heading, mean_of_two.heading) == ("test_accuracy", "test_accuracy, last 2")
+    ends = [np.array([accuracy("FedAvg", 0.1, t, r) for r in range(len(SEEDS))]) for t in ROUNDS]
+    np.testing.assert_allclose(measure.values_function(runs[0]), ends[-1])
+    np.testing.assert_allclose(mean_of_two.values_function(runs[0]), (ends[-1] + ends[-2]) / 2)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import importlib.util
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from fedsim.core.errors import ConfigError
+from fedsim.studies.tuning import tune_cli
 from fedsim.studies.tuning.choice import SelectionRule, choose_trial
 from fedsim.studies.tuning.outcome_report import outcome_sentence, trial_records
 from fedsim.studies.tuning.proposals import TrialProposals
@@ -222,3 +224,12 @@ def test_the_sentence_counts_neither_the_choice_nor_the_best_among_the_others(pr
     assert outcome.choice.best_trial == lr(0.2)
     assert len(outcome.choice.indistinguishable_trials) == 3
     assert others in outcome_sentence(outcome)
+
+
+@pytest.mark.parametrize("option", ["eta", "rungs", "finalists", "together", "smaller-rates"])
+def test_the_command_refuses_a_schedule_that_makes_no_sense_by_the_name_of_its_option(
+    option: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=f"--{option}=-1"):
+        tune_cli.main(["lr=0.1,1", f"--{option}", "-1", "--out", str(tmp_path / "tune")])
+    assert not list(tmp_path.iterdir())
