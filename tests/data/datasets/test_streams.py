@@ -19,6 +19,7 @@ from fedsim.data.datasets import (
     PricingGroups,
     RegressionGroups,
 )
+from fedsim.data.datasets.pooled import PooledData
 from fedsim.data.datasets.stream import StreamDataset
 
 STREAMS = {
@@ -177,3 +178,11 @@ def test_exact_samples_of_any_size_are_white(size, dimension):
 def test_settings_that_make_no_law_are_refused(build, message):
     with pytest.raises(ConfigError, match=message):
         build()
+
+
+@pytest.mark.parametrize("size", [1, 3, 4, 7])
+def test_exact_samples_of_pooled_data_are_equal_shares_of_all_members(size):
+    data = PooledData(Pricing(3, dimension=1, low=2.0, high=6.0), 3)
+    x = data.exact(torch.tensor([0]), keys_of(torch.tensor([0])), size, torch.float64)["x"]
+    assert x.shape[1] == data.num_exact_samples(size) == 3 * data.inner_dataset.num_exact_samples(-(-size // 3))
+    assert size <= x.shape[1]

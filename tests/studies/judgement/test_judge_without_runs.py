@@ -180,3 +180,9 @@ def test_a_budget_affords_the_rounds_that_short_runs_predict(monkeypatch: pytest
         assert rounds_within_budget(seconds * 1.0001, "mifa", ("fedavg", "fedau"), CONTEST) == rounds
         fewer = max((other for other in CANDIDATE_ROUNDS if other < rounds), default=rounds)
         assert rounds_within_budget(seconds * 0.9999, "mifa", ("fedavg", "fedau"), CONTEST) == fewer
+
+
+def test_rounds_that_take_the_budget_to_the_second_are_affordable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(judging, "_startup_and_round_seconds", lambda *arguments: (2.0, 0.5))  # of two environments
+    for rounds in CANDIDATE_ROUNDS:
+        assert rounds_within_budget(4.0 + rounds, "mifa", ("fedavg",), CONTEST) == rounds
