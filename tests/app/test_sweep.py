@@ -8,16 +8,19 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 from joblib.externals.loky import get_reusable_executor
 from small_runs import QUICK, configuration
 
-from fedsim.app.cli import run
+from fedsim.app.cli import one_line_result, run
 from fedsim.app.sweep import _failure, finished_result
 from fedsim.app.sweep import _objective_value as objective_value
 from fedsim.core import ConfigError, DivergenceError
 from fedsim.core.errors import OutputError
 from fedsim.run.stopping import Stopped
+from fedsim.run.tracking.result import Result
+from fedsim.strategies import State
 from fedsim.trainer import Trainer
 
 PLUGINS = {
@@ -165,3 +168,15 @@ def test_errors_of_fedsim_are_sentences_and_others_have_a_type_and_a_traceback(
 ) -> None:
     assert _failure(error, Path("run")) == (status, message)
     assert [record.exc_info is not None for record in caplog.records] == [True] * traceback
+
+
+def test_the_line_of_a_run_has_its_first_three_metrics() -> None:
+    rows = [
+        {"round": 4, "seed": seed, "train_loss": 3.0, "test_loss": 2.0, "fairness": 7.0, "distance_to_optimum": 1.0,
+         "test_accuracy": accuracy}
+        for seed, accuracy in ((0, 0.25), (1, 0.75))
+    ]  # fmt: skip
+    line = one_line_result(Result(rows, State(torch.zeros(2, 1)), 1.5, 10, "out/3"))
+    assert line == (
+        "test_accuracy 0.5 ± 0.35, test_loss 2 ± 0, distance_to_optimum 1 ± 0 after 4 rounds in 1.5 s: out/3"
+    )

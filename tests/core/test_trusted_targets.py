@@ -171,3 +171,11 @@ def test_a_run_folder_of_a_stranger_calls_nothing(tmp_path: Path, monkeypatch: p
     with pytest.raises(ConfigError, match="cannot be imported"):
         load(tmp_path, trusted=["their_own"]).dataset()
     assert stolen.exists()  # the caller said so
+
+
+def test_who_trusts_a_package_trusts_code_of_his_own_as_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "my_network.py").write_text("from torch import nn\n\n\nclass Net(nn.Module):\n    pass\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert resolve_target("m", "my_network.Net", MODULE).__name__ == "Net"
+    with trust_packages(["pathlib"]):
+        assert resolve_target("m", "my_network.Net", MODULE).__name__ == "Net"

@@ -186,3 +186,22 @@ def test_outputs_must_be_those_of_the_last_linear_layer() -> None:
     ):
         simulation_of(samples(5), TwiceScaled)
     assert isinstance(simulation_of(samples(5), Linear).evaluated_models.calibration, ClassifierCalibration)
+
+
+def test_each_replicate_gets_the_head_that_its_own_samples_and_seed_train(monkeypatch: pytest.MonkeyPatch) -> None:
+    def quickly(head, features, labels):
+        return [parameter + (labels + 1).to(features) @ features.sum(1) for parameter in head]
+
+    monkeypatch.setattr(calibration, "train_head", quickly)
+    simulation = simulation_of(samples(5), hidden_mlp, seeds=(4, 1))
+    models = torch.randn(2, simulation.model.dimension, generator=torch.Generator().manual_seed(1)).double()
+    calibrate = simulation.evaluated_models.calibration
+    calibrated = calibrate(models)
+    for replicate, seed in enumerate((4, 1)):
+        before, after = (simulation.model.unflatten(rows[replicate]) for rows in (models, calibrated))
+        *hidden, weight, bias = before
+        assert all(torch.equal(after[name], before[name]) for name in hidden)
+        drawn = virtual_features(calibrate.statistics(models[replicate], replicate), seed)
+        head = quickly([before[weight], before[bias]], *drawn)
+        for name, expected in zip((weight, bias), head, strict=True):
+            torch.testing.assert_close(after[name], expected)

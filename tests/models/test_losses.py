@@ -144,3 +144,14 @@ def test_outputs_and_targets_of_different_size_do_not_broadcast(module: nn.Modul
     """½‖output − y‖² of vectors of different length does not exist; broadcasting would silently train on nonsense."""
     with pytest.raises(ConfigError, match=r"model.*dataset=d"):
         StatelessModel(module, loss).check(pair(X, y), None, "d")
+
+
+def test_each_sample_of_each_client_has_its_own_loss() -> None:
+    """With padding they are the same, wherever there is a sample; inputs are vectors and targets numbers."""
+    model = StatelessModel(lambda: Linear((3,), 1), loss="squared")
+    draw = torch.Generator().manual_seed(0)
+    output = torch.randn(2, 4, 1, generator=draw)
+    batch = {"x": torch.randn(2, 4, 3, generator=draw), "y": torch.randn(2, 4, generator=draw)}
+    losses = 0.5 * (output[..., 0] - batch["y"]).square()
+    torch.testing.assert_close(model.client_sample_losses(output, batch), losses)
+    torch.testing.assert_close(model.client_sample_losses(output, batch, torch.ones(2, 4)), losses)

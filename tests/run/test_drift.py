@@ -18,6 +18,9 @@ from fedsim.core.errors import CheckpointError
 from fedsim.data.datasets import Dataset, GaussianMean
 from fedsim.data.drift import Abrupt, ByClient, Cyclic, Linear, RandomWalk, Replay
 from fedsim.data.partition import Dirichlet
+from fedsim.evaluation.performative import Risk
+from fedsim.evaluation.performative.reference_path import track_reference_points
+from fedsim.evaluation.performative.references import find_replicate_references
 from fedsim.evaluation.personal import Personal
 from fedsim.local import PG, SGD
 from fedsim.models import Mean
@@ -430,3 +433,19 @@ def test_runs_in_lockstep_have_the_numbers_that_they_have_alone():
         alone = simulation.run()
         assert torch.allclose(together.state.model, alone.state.model, atol=1e-12)
         assert together.history[-1]["dynamic_regret"] == pytest.approx(alone.history[-1]["dynamic_regret"], abs=1e-9)
+
+
+def test_where_the_gradient_is_affine_one_newton_step_follows_the_reference_points():
+    """θ^PS = θ^PO = m_t / (1 − ε); the slopes of round 0 are used again, since they are exact."""
+    simulation = mean_estimation(Linear(0.2), Location(0.4))
+    risk = Risk(simulation.model, simulation.shift, simulation.data, 0)
+    start = torch.zeros(1, dtype=torch.float64)
+    before = find_replicate_references(risk.at(0), start, simulation.shift.box)
+    before.slopes = {
+        "distance_to_ps": risk.at(0).decoupled_jacobian(before.points["distance_to_ps"]),
+        "distance_to_po": risk.at(0).performative_hessian(before.points["distance_to_po"]),
+    }
+    after = track_reference_points(risk, before, 0, 5)
+    for name, slope in before.slopes.items():
+        assert after.points[name].item() == pytest.approx(before.points[name].item() + 5 * 0.2 / 0.6, abs=1e-9)
+        assert after.slopes[name] is slope

@@ -21,7 +21,7 @@ from fedsim.local import SGD, Inverse
 from fedsim.models import MLP, Linear, Mean
 from fedsim.run.tracking import Tracking
 from fedsim.shift import Location
-from fedsim.strategies import FedAvg, FedAWE, FedProx, Scaffold
+from fedsim.strategies import FedAvg, FedAWE, FedProx, MimeLite, Scaffold
 from fedsim.trainer.device_memory import raise_malloc_thresholds
 
 SIZES = (1, 9, 4, 3, 8)
@@ -295,3 +295,16 @@ def test_thresholds_count_as_raised_where_the_library_takes_both(
     monkeypatch.setattr(ctypes, "CDLL", lambda name, *a, **k: library if name is None else genuine(name, *a, **k))
     monkeypatch.setattr("sys.platform", "linux")
     assert raise_malloc_thresholds(torch.device("cpu")) is raised
+
+
+def test_of_a_stream_clients_answer_with_loss_and_gradient_of_one_batch():
+    """Of one sample z of N(0, 1), where ℓ = ½ (θ − z)²: the loss is half the square of the gradient."""
+    simulation = Simulation(
+        GaussianMean(5), Mean, clients=5, strategy=MimeLite(), local=SGD(lr=0.1, steps=3, batch_size=1),
+        execution=Execution(dtype="float64"), seeds=(0, 1),
+    )  # fmt: skip
+    federation = simulation.federation
+    everyone = federation.make_cohort(np.ones((2, 5)), np.ones((2, 5)), 0)
+    answer = federation.full_data_oracle(everyone, torch.tensor([[1.0], [2.0]], dtype=torch.float64))
+    assert len(answer.gradient.unique()) == 10
+    torch.testing.assert_close(answer.loss, answer.gradient[:, 0].square() / 2)

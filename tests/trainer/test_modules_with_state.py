@@ -192,7 +192,9 @@ def test_fedavg_of_such_a_module_is_that_written_by_hand(name: str) -> None:
     expected: list[nn.Module] | None = None
     for execution in (Execution(dtype="float64"), Execution("loop", workers=2, dtype="float64")):
         if name == "re-entrant checkpoint" and execution.executor == "loop":
-            with pytest.raises(ConfigError, match=r"cannot be trained as trainer\.executor=loop"):
+            with pytest.raises(
+                ConfigError, match=r"cannot be trained as trainer\.executor=loop.*; use trainer\.executor=auto$"
+            ):
                 simulation_of(build, local=WORK, execution=execution)
             continue
         simulation = simulation_of(build, local=WORK, execution=execution)

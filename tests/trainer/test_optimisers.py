@@ -84,3 +84,12 @@ def test_settings_without_a_meaning_are_refused() -> None:
         Adam(beta2=1.0)
     with pytest.raises(ConfigError, match="choose one of round, client"):
         Adam(state="server")
+
+
+@pytest.mark.parametrize("name", ["adam, coupled decay", "adamw, kept"])
+def test_a_decoupled_decay_is_no_part_of_the_gradient(name: str) -> None:
+    rule, optimizer_of = CASES[name]
+    simulation = simulation_of(linear, local=rule, execution=Execution(dtype="float64", executor="loop"))
+    expected = by_hand(simulation, linear, optimizer_of, keep="kept" in name)
+    rows = torch.stack([torch.cat([p.detach().reshape(-1) for p in server.parameters()]) for server in expected])
+    torch.testing.assert_close(simulation.run().state.model, rows, rtol=0, atol=1e-9)

@@ -280,6 +280,12 @@ RIGHT: dict[str, Callable[[], nn.Module]] = {
     "old spectral_norm": lambda: nn.Sequential(nn.utils.spectral_norm(nn.Linear(4, 4)), nn.Linear(4, 3)),
     "spectral_norm": lambda: nn.Sequential(parametrizations.spectral_norm(nn.Linear(4, 4)), nn.Linear(4, 3)),
     "traced by torch.fx": lambda: torch.fx.symbolic_trace(nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 3))),
+    "a sparse matrix": lambda: OfLayers(
+        lambda m, x: both(m, torch.sparse.mm(m.graph.to(x.dtype), x.mT).mT),
+        lambda m: setattr(
+            m, "graph", torch.tensor([[1.0, 0, 0, 0.5], [0, 1, 0, 0], [0, 0, 1, 0], [0, 0, 0, 2]]).to_sparse()
+        ),
+    ),
     "an attribute that nothing reads": lambda: OfLayers(both, lambda m: setattr(m, "view", m.layer.weight.data[:3])),
 }
 

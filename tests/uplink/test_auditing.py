@@ -14,10 +14,19 @@ import torch
 from claims import CORRECT, MEAN, ROWS, SUM, Case, coins, noise
 from scipy.stats import norm
 
-from fedsim.availability import Cyclic, UniformK
+from fedsim import Simulation
+from fedsim.availability import Bernoulli, ClassCorrelated, Cyclic, UniformK
 from fedsim.core import ConfigError, rng
+from fedsim.data.datasets import Digits
+from fedsim.models import Linear
 from fedsim.uplink import GaussianNoise, TreeNoise, accounting, private
-from fedsim.uplink.auditing import PrivacyAuditResult, audit, epsilon_lower_bound, gaussian_epsilon_lower_bound
+from fedsim.uplink.auditing import (
+    PrivacyAuditResult,
+    _auditing_federation,
+    audit,
+    epsilon_lower_bound,
+    gaussian_epsilon_lower_bound,
+)
 
 
 def audited(case: Case, worlds: int = 2000, **options) -> PrivacyAuditResult:
@@ -168,3 +177,12 @@ def test_what_cannot_be_audited_is_refused() -> None:
     run = Case(noise()).simulation()
     with pytest.raises(ConfigError, match="--worlds 199 is too few"):
         audit(run.uplink, run.availability, run.privacy(1), 1, worlds=199)
+
+
+def test_every_world_is_like_the_runs_first_replicate() -> None:
+    run = Simulation(Digits(), Linear, clients=4, seeds=(3, 5), availability=Bernoulli(ClassCorrelated()))
+    classes = run.federation.class_fractions
+    assert (classes[0] != classes[1]).any()
+    federation, process = _auditing_federation(run.availability, np.arange(7, 10))
+    assert np.array_equal(federation.class_fractions, np.stack([classes[0]] * 3))
+    assert process.probabilities(0).shape == (3, 4)

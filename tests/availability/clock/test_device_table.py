@@ -11,6 +11,7 @@ from timed import QUIET, SEEDS, column, run_of
 from fedsim import ConfigError
 from fedsim.availability.clock import Devices, Events
 from fedsim.availability.clock.device_profiles import DEVICE_PROFILES, LINK_PROFILES
+from fedsim.core.effects import sentences_without_effect
 from fedsim.core.errors import CheckpointError
 
 TABLE = {"compute": [0.1, 0.2, 0.4, 0.8], "down": [10.0, 20.0, 40.0, 80.0], "up": [1.0, 2.0, 4.0, 8.0]}
@@ -125,3 +126,14 @@ def test_a_resumed_run_must_meet_the_same_devices(build, tmp_path):
 def test_a_table_that_describes_no_devices_is_refused(table, message):
     with pytest.raises(ConfigError, match=message):
         Devices(devices=table)
+
+
+def test_a_setting_beside_a_table_has_no_effect_if_the_table_has_its_column(build):
+    def told(table):
+        simulation = build(clock=Devices(devices=table, down=10.0, up=5.0))
+        return list(sentences_without_effect("clock", simulation.round_clock.clock, simulation))
+
+    assert told({"compute": [0.1]}) == []
+    assert told({"compute": [0.1], "up": [1.0]}) == [
+        "clock.up=5.0 has no effect without clock.devices without such a column"
+    ]

@@ -19,6 +19,7 @@ from fedsim.data.datasets import (
     PricingGroups,
     RegressionGroups,
 )
+from fedsim.data.datasets.pooled import PooledData
 from fedsim.data.datasets.pricing import groups_from_uniforms
 from fedsim.data.datasets.stream import StreamDataset
 
@@ -185,3 +186,11 @@ def test_groups_are_equally_large_where_no_fractions_are_given(count):
     for stream in (PricingGroups(2, list(range(count))), RegressionGroups(2, slopes=list(range(1, count + 1)))):
         groups = groups_from_uniforms(stream.fractions, (torch.arange(60 * count) + 0.5) / (60 * count))
         assert groups.bincount().tolist() == [60] * count
+
+
+@pytest.mark.parametrize("size", [1, 3, 4, 7])
+def test_exact_samples_of_pooled_data_are_equal_shares_of_all_members(size):
+    data = PooledData(Pricing(3, dimension=1, low=2.0, high=6.0), 3)
+    x = data.exact(torch.tensor([0]), keys_of(torch.tensor([0])), size, torch.float64)["x"]
+    assert x.shape[1] == data.num_exact_samples(size) == 3 * data.inner_dataset.num_exact_samples(-(-size // 3))
+    assert size <= x.shape[1]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 import torch
@@ -11,10 +13,13 @@ from fedsim import Execution, Simulation
 from fedsim.core import ConfigError, rng
 from fedsim.data.datasets import Arrays, Digits, Text
 from fedsim.data.partition import IID, FeatureNoise, FeatureRotation
+from fedsim.data.partition.partition import Skew
+from fedsim.local import SGD
 from fedsim.models import Linear, Mean
 from fedsim.shift import Location
 
 FLAT = Arrays(np.zeros((600, 40)), np.arange(600) % 2, test_fraction=0)
+TALL = Arrays(np.arange(600.0)[:, None], np.arange(600) % 2, test_fraction=0)
 
 
 def held(simulation: Simulation) -> tuple[torch.Tensor, torch.Tensor]:
@@ -112,3 +117,34 @@ def test_what_cannot_be_skewed(tmp_path) -> None:
     numbers = Arrays(np.zeros((40, 1)), np.arange(40.0), task="regression")
     with pytest.raises(ConfigError, match="shift=Location knows the data as they are stored"):
         Simulation(numbers, Mean, clients=3, partition=FeatureNoise(), shift=Location())
+
+
+class Shifted(IID):
+    """Halves of a user's own whose inputs are moved, by a rule that is given."""
+
+    def __init__(self, move: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.move = move
+
+    def skew(self, clients: int) -> Skew:
+        partition = self
+
+        class Moved(Skew):
+            def check(self, name: str, shape: tuple[int, ...], tokens: bool) -> None:
+                pass
+
+            def __call__(self, x: torch.Tensor, client: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
+                return partition.move(x, client)
+
+        return Moved()
+
+
+def test_a_skew_of_ones_own_depends_on_the_sample_and_its_client_alone() -> None:
+    partition = Shifted(lambda x, client: x + client[:, None, None])
+    simulation = Simulation(TALL, Linear, clients=3, partition=partition, local=SGD(lr=1e-9, steps=1), rounds=1)
+    assert simulation.run().final
+    found, stored = held(simulation)
+    for client in range(3):
+        torch.testing.assert_close(found[client], stored[client] + client)
+    with pytest.raises(ConfigError, match="its skew gives a sample other features when other samples are with it"):
+        Simulation(TALL, Linear, clients=3, partition=Shifted(lambda x, client: x - x.mean())).run()

@@ -9,12 +9,13 @@ from three_models import RULES, SIZES, M, caught, simulation_of
 from torch import nn
 
 from fedsim import EvaluationOptions, Execution, Simulation
+from fedsim.core.memory import Memory
 from fedsim.data.datasets import Dataset
 from fedsim.data.partition import Natural
 from fedsim.evaluation.personal import PERSONAL_COLUMNS, Personal
 from fedsim.local import APFL
 from fedsim.models import Linear
-from fedsim.strategies import Scaffold
+from fedsim.strategies import FedAvg, Scaffold, State
 
 HELD = [int(n * 0.2 + 1e-9) for n in SIZES]
 
@@ -168,3 +169,22 @@ def test_plain_steps_leave_the_personal_models_alone(case):
         }
         same = plain["localized_training_loss"] == pytest.approx(by_rule["localized_training_loss"])
         assert same == (case == "apfl")  # whose steps of the federation's model are plain, as pFedMe's are not
+
+
+def test_clients_begin_as_the_strategy_has_them_begin_in_the_next_round():
+    class Watched(FedAvg):
+        """Knows for which rounds it was asked where clients begin."""
+
+        def __init__(self):
+            super().__init__()
+            self.asked = []
+
+        def start(self, state, cohort):
+            self.asked.append(cohort.round)
+            return super().start(state, cohort)
+
+    simulation = simulation_of(strategy=Watched(), execution=Execution("loop", dtype="float64"))
+    state = State(simulation.model.initial(simulation.federation.seeds))
+    simulation.strategy.asked.clear()
+    simulation.personal(state, Memory(), 3, None)
+    assert set(simulation.strategy.asked) == {3}

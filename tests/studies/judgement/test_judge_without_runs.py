@@ -191,3 +191,9 @@ def test_a_budget_affords_the_rounds_that_short_runs_predict(monkeypatch: pytest
 def test_a_word_without_a_value_is_refused_before_anything_else(word: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         judge_cli.main(["mifa", word, "--environments", "nowhere"])
+
+
+def test_rounds_that_take_the_budget_to_the_second_are_affordable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(judging, "_startup_and_round_seconds", lambda *arguments: (2.0, 0.5))  # of two environments
+    for rounds in CANDIDATE_ROUNDS:
+        assert rounds_within_budget(4.0 + rounds, "mifa", ("fedavg",), CONTEST) == rounds

@@ -74,3 +74,13 @@ def test_colours_of_a_heatmap_may_follow_the_logarithm() -> None:
     for log, norm in ((True, LogNorm), (False, Normalize)):
         (picture,) = heatmap_figure(cells(), "loss", "reading", "algorithm", log=log).axes[0].images
         assert type(picture.norm) is norm
+
+
+def test_iterations_are_rounds_times_local_steps() -> None:
+    (cell, *_) = cells()
+    assert cell.run is not None
+    cell.run.settings["local_steps"] = 5
+    for iterations, expected, name in ((False, [1, 2], "round"), (True, [5, 10], "iteration")):
+        axes = curves_figure([cell], "loss", iterations=iterations).axes[0]
+        assert list(axes.lines[0].get_xdata()) == expected
+        assert axes.get_xlabel() == name

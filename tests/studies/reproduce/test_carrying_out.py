@@ -305,3 +305,30 @@ def test_a_report_tells_rates_that_were_tuned_from_runs_that_were_skipped(
     stored = json.loads((carried_out[0] / "mine/results/small-smoke/report.json").read_text())
     assert stored["tuned"] == {"FedAvg": "0.1", "FedAWE": "0.1"}
     assert stored["skipped"] == {}
+
+
+def test_of_jobs_in_lockstep_the_log_names_what_the_user_gave_to_any_of_them(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def warning_tasks(job: runner.RecipeJob, **options: Any) -> Any:
+        for text in ("strategy.beta=2", "local.mu=1", "dataset.augment.per=batch"):
+            logging.getLogger("fedsim.run.settings").warning("%s has no effect without another", text)
+        return runner.Outcome("done")
+        yield
+
+    monkeypatch.setattr(runner, "job_local_tasks", warning_tasks)
+    given, other, unknown = (
+        dataclasses.replace(job_of(number), user_overrides=words)
+        for number, words in enumerate([("strategy.beta=2",), ("local.mu=1", "lr=0.1"), None])
+    )
+    for company, kept in (
+        ([given], ["strategy.beta"]),
+        ([given, other], ["strategy.beta", "local.mu"]),
+        ([given, unknown], ["strategy.beta", "local.mu", "dataset.augment.per"]),
+    ):
+        caplog.clear()
+        assert [job for job, outcome in runner.run_in_lockstep(company) if outcome.status == "done"] == company
+        told = [
+            record.getMessage().partition("=")[0] for record in caplog.records if record.name == "fedsim.run.settings"
+        ]
+        assert told == kept * len(company)

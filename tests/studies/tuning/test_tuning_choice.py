@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import importlib.util
 import math
+import sys
+from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
+from omegaconf import OmegaConf
 
-from fedsim.core.errors import ConfigError
+from fedsim.core.errors import ConfigError, DivergenceError
 from fedsim.studies.tuning import tune_cli
 from fedsim.studies.tuning.choice import SelectionRule, choose_trial
-from fedsim.studies.tuning.outcome_report import outcome_sentence, trial_records
+from fedsim.studies.tuning.federations import TrialFederation, run_to_rung
+from fedsim.studies.tuning.outcome_report import curves_of_trials, outcome_sentence, trial_records
 from fedsim.studies.tuning.proposals import TrialProposals
 from fedsim.studies.tuning.schedule import SuccessiveHalving, continuing_candidates
 from fedsim.studies.tuning.space import (
@@ -233,3 +239,116 @@ def test_the_command_refuses_a_schedule_that_makes_no_sense_by_the_name_of_its_o
     with pytest.raises(ConfigError, match=f"--{option}=-1"):
         tune_cli.main(["lr=0.1,1", f"--{option}", "-1", "--out", str(tmp_path / "tune")])
     assert not list(tmp_path.iterdir())
+
+
+class Study:
+    """What optuna is asked and told; its own import takes two seconds."""
+
+    def __init__(self, rates: Sequence[float]) -> None:
+        self.waiting, self.reports, self.told = list(rates), {}, {}
+
+    def ask(self) -> Any:
+        rate = self.waiting.pop(0)
+        reports = self.reports.setdefault(rate, [])
+        return SimpleNamespace(
+            rate=rate,
+            suggest_float=lambda key, low, high, log: rate,
+            report=lambda value, step: reports.append((step, value)),
+        )
+
+    def tell(self, trial: Any, value: float | None = None, state: str = "COMPLETE") -> None:
+        assert trial.rate not in self.told
+        self.told[trial.rate] = (value, state)
+
+
+def test_optuna_is_told_what_a_trial_measured_in_the_end_or_why_it_has_no_value(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    states = SimpleNamespace(TrialState=SimpleNamespace(FAIL="FAIL", PRUNED="PRUNED"))
+    monkeypatch.setitem(sys.modules, "optuna", SimpleNamespace(trial=states))
+    monkeypatch.setitem(sys.modules, "optuna.trial", states)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    proposals = TrialProposals([IntervalKnob("lr", 0.1, 1.0, True)], 6, higher_is_better=True)
+    proposals.optuna_study = study = Study([0.1, 0.3, 1.0])
+    assert proposals.propose_generation(3) == [lr(0.1), lr(0.3), lr(1.0)]
+    measured = {lr(0.1): [(2, 0.4), (4, 0.6)], lr(0.3): [(2, 0.3)], lr(1.0): [(2, 0.2), (4, math.nan)]}
+    for _ in range(2):  # the second time nothing is new
+        proposals.report_to_study(measured, 4)
+    assert study.reports == {0.1: [(2, 0.4), (4, 0.6)], 0.3: [(2, 0.3)], 1.0: [(2, 0.2)]}
+    assert study.told == {0.1: (0.6, "COMPLETE"), 0.3: (None, "PRUNED"), 1.0: (None, "FAIL")}
+
+
+def federation_of(folder: Path) -> TrialFederation:
+    """Two trials of two seeds after two evaluations; the first one was dropped after round 2."""
+    lines = ["round,seed,train_loss", "2,0,8.0", "2,1,7.0", "2,0,6.0", "2,1,5.0"]
+    lines += ["4,0,4.0", "4,1,3.0", "4,0,2.0", "4,1,1.0"]
+    (folder / "metrics.csv").write_text("\n".join(["# train_loss: of a test", *lines]) + "\n")
+    return TrialFederation([lr(0.1), lr(0.3)], [0, 1], OmegaConf.create(), {}, folder)
+
+
+def test_the_numbers_of_a_federation_are_those_of_its_trials_in_turn(tmp_path: Path) -> None:
+    federation = federation_of(tmp_path)
+    assert federation.values("train_loss", 2).tolist() == [[8, 7], [6, 5]]
+    assert federation.values("train_loss", 4).tolist() == [[4, 3], [2, 1]]
+    assert np.isnan(federation.values("train_loss", 6)).all()
+    assert {
+        trial: (rounds.tolist(), values.tolist()) for trial, (rounds, values) in federation.curves("train_loss").items()
+    } == {
+        lr(0.1): ([2, 4], [[8, 7], [4, 3]]),
+        lr(0.3): ([2, 4], [[6, 5], [2, 1]]),
+    }
+
+
+def test_the_curve_of_a_trial_ends_where_it_was_dropped(tmp_path: Path) -> None:
+    tuning = TuningState([GridKnob("lr", (0.1, 0.3))], [0, 1], "train_loss", False, [2, 4])
+    tuning.federations = [federation_of(tmp_path)]
+    tuning.values_by_trial = {
+        lr(0.1): [np.array([8.0, 7.0])],
+        lr(0.3): [np.array([6.0, 5.0]), np.array([2.0, 1.0])],
+    }
+    outcome = TuningOutcome(tuning, choose_trial(tuning.finalists, False))
+    (dropped, chosen), key, labels = curves_of_trials(outcome)
+    assert (key, labels) == ("lr", None)
+    assert (dropped.rounds, dropped.values.tolist()) == ([2], [[8, 7]])
+    assert (chosen.rounds, chosen.values.tolist()) == ([2, 4], [[6, 5], [2, 1]])
+    assert [(c.colour_position, c.is_finalist, c.is_chosen) for c in (dropped, chosen)] == [
+        (0.1, False, False),
+        (0.3, True, True),
+    ]
+
+
+class Ending:
+    """A federation whose run ends at once, with an error or without."""
+
+    config, completed_rounds, failure_message = OmegaConf.create({"deterministic": False}), 0, None
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.error, self.asked = error, []
+
+    def replicates_of(self, trials: list) -> list[int]:
+        return list(range(len(trials)))
+
+    def run_as_generator(self, *arguments: Any) -> Any:
+        self.asked.append(arguments[:2])
+        if self.error is not None:
+            raise self.error
+        return "a result"
+        yield
+
+
+def test_divergence_ends_a_federation_and_any_other_error_ends_tuning() -> None:
+    finished, diverged = Ending(), Ending(DivergenceError("round 3 diverged"))
+    run_to_rung([finished, diverged], 4, [lr(0.1)], False)
+    assert (finished.failure_message, diverged.failure_message) == (None, "round 3 diverged")
+    run_to_rung([finished, diverged], 8, [], True)  # what has failed is left alone
+    assert finished.asked == [(4, [0]), (None, [])]
+    assert diverged.asked == [(4, [0])]
+    with pytest.raises(ConfigError, match="lr=0 trains nothing"):
+        run_to_rung([Ending(ConfigError("lr=0 trains nothing"))], 4, [], False)
+
+
+def test_the_commands_mistakes_are_named_as_its_options() -> None:
+    with pytest.raises(ConfigError, match=r"^--eta=0 must be a whole number of at least 1"):
+        tune_cli.main(["lr=0.1,1", "--eta", "0"])
+    with pytest.raises(ConfigError, match=r"^nothing is tuned; give several values to a key"):
+        tune_cli.main(["lr=0.1"])
