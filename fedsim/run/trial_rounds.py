@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
+import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -273,7 +274,7 @@ def _check_trial_rounds(simulation: Setup, replicates: Sequence[int]) -> None:
     try:
         stages = trial.run_rounds(trial_round_numbers, start + MAX_TRIAL_SECONDS)
         streams.reseed_global_generators(1)
-        trial.run_rounds(trial_round_numbers[:1], start)  # a part that alternates is then at another turn
+        _run_rounds_between(trial, trial_round_numbers, len(stages) // len(GROUPS_BY_STAGE))
         repeated_stages = trial.run_rounds(trial_round_numbers, time.process_time() + MAX_TRIAL_SECONDS)
     except ConfigError:
         if trial.is_limited or not _fails_with_all_seeds(simulation, replicates):
@@ -292,6 +293,18 @@ def _check_trial_rounds(simulation: Setup, replicates: Sequence[int]) -> None:
             )
     for position, replicate in reversed(list(enumerate(replicates))):
         _check_replicate_alone(simulation, trial, stages, position, replicate, trial_round_numbers)
+
+
+def _run_rounds_between(trial: TrialReplica, trial_round_numbers: Sequence[int], num_rounds: int) -> None:
+    """Run rounds between two trials of so many rounds each, so that what a part keeps is not by chance what it was at
+    the beginning.
+
+    The number of rounds from one beginning to the next is no multiple of 2 or 3, after which a part that takes turns
+    would be where it was; and the last one is not round 0, after which the last model would be the initial one.
+    """
+    num_between = next(count for count in itertools.count(2) if math.gcd(num_rounds + count, 6) == 1)
+    for numbers in [trial_round_numbers[:1]] * (num_between - 2) + [trial_round_numbers[:2]]:
+        trial.run_rounds(numbers, time.process_time() + MAX_TRIAL_SECONDS)
 
 
 def _fails_with_all_seeds(simulation: Setup, replicates: Sequence[int]) -> bool:

@@ -74,6 +74,11 @@ def stepped(self: Any, carry: Any, batch: Any, lr: Tensor, objective: Any) -> An
     return carry | {"params": carry["params"] - lr * (gradient + 0.1 * carry["last"]), "last": gradient}, loss
 
 
+def averaged_with_last(self: Any, server: Any, model: Tensor, t: int = 0) -> Tensor:
+    last, self.last = getattr(self, "last", model), model.clone()
+    return 0.5 * (model + last)
+
+
 AGAIN, ALONE = "differs when the same rounds are simulated a second time", "when no other seed is simulated with it"
 ROUNDS_OF_PARTS: dict[str, tuple[dict[str, Any], str]] = {
     "a delay that counts": (
@@ -186,6 +191,25 @@ def test_a_part_is_named_by_the_stage_that_shows_it(name: str) -> None:
     with pytest.raises(ConfigError, match=message) as raised:
         simulation(seeds=SEEDS, rounds=8, **own).run(tracking=QUIET)
     assert "\n" not in str(raised.value)
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("rounds", [2, 3, 4, 5, 8])
+@pytest.mark.parametrize("keeps", ["the last model", "the turn of two", "the turn of three"])
+def test_what_is_kept_between_rounds_is_found_for_any_number_of_rounds(keeps: str, rounds: int) -> None:
+    """A part that takes turns is back where it was after two or three rounds, and after round 0 the last model is the
+    initial one."""
+    turns = 3 if keeps.endswith("three") else 2
+
+    def steps(self: Any, t: int, virtual: np.ndarray, load: Any) -> np.ndarray:
+        return np.full(len(virtual), 1 + (counting(self) % turns == 0))
+
+    own: dict[str, Any] = {"work": part(Work, steps=steps)}
+    if keeps == "the last model":
+        methods = {"__call__": moved, "deployed": averaged_with_last}
+        own = {"shift": type("Part", (Shift,), methods)(deploy="round", references="none")}
+    with pytest.raises(ConfigError, match=rf"=Part: .*{AGAIN}"):
+        simulation(seeds=SEEDS, rounds=rounds, **own).run(tracking=QUIET)
 
 
 OF_ALL_SEEDS = {  # parts that are right for one seed alone
