@@ -268,7 +268,10 @@ def growth_table(record: Record) -> list[str]:
         first, last = row["points"][0], row["points"][-1]
         cells = [GROWING[row["axis"]], f"{first['size']:,}, {last['size']:,}"]
         cells.append(" to ".join(f"{digits(1000 * point['seconds'])} ms" for point in (first, last)))
-        cells.append(" to ".join(f"{point['peak_gib']:.2f} GiB" for point in (first, last)))
+        memory = " to ".join(f"{point['peak_gib']:.2f} GiB" for point in (first, last))
+        cells.append(
+            "–" if row["axis"] == "ranks" else memory
+        )  # there it is that of the process that starts the others
         grows = row["expected"] > 0
         cells.append(f"{digits(1000 * row['overhead_seconds'])} ms" if grows else "–")
         cells.append(f"{digits(1e6 * row['unit_seconds'])} µs" if grows else "–")
