@@ -78,11 +78,8 @@ def main() -> None:
         print(f"({name}) {row['clients']} clients, {row['steps']} steps, executor {row['executor']['full']}")
         for precision, gain in row["gain"].items():
             print(f"  gain of {precision}: " + ", ".join(f"{who} {times:.2f}×" for who, times in gain.items()))
-        for other in ("limit", "common"):
-            ratios = ", ".join(
-                f"{p} {times:.2f}×" for p, times in row[f"times_{other.replace('limit', 'the_limit')}"].items()
-            )
-            print(f"  fedsim beside {other}: {ratios}", flush=True)
+        for other, ratios in (("limit", row["times_the_limit"]), ("common", row["times_common"])):
+            print(f"  fedsim beside {other}: " + ", ".join(f"{p} {r:.2f}×" for p, r in ratios.items()), flush=True)
         rows.append(row)
     settings = {"repeat": options.repeat, "clock": options.clock, "units": bfloat16_units_text()}
     bench_record.save(options.json, rows, device=resolve_device(options.device), **settings)

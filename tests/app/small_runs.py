@@ -52,6 +52,16 @@ SHIFTED = {  # and a shift
 }
 
 
+def company_of(choice: str) -> list[str]:
+    """What a choice needs beside it in a run whose reference points are not computed."""
+    group, _, name = choice.partition("=")
+    if choice == "strategy=p_fedavg":
+        return ["availability=full"]
+    if choice == "shift=none":
+        return []
+    return [*SHIFTED.get(name, []), "shift.references=none"] if group == "shift" else COMPANY.get(choice, [])
+
+
 def configuration(*overrides: str) -> DictConfig:
     register_resolvers()
     with initialize_config_dir(str(config_folder()), version_base="1.3"):

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from small_runs import COMPANY, SHIFTED, configuration
+from small_runs import company_of, configuration
 from test_waits import GROUPS, NOT_HERE
 from torch import nn
 
@@ -68,24 +69,23 @@ def assert_close(left: list[dict[str, Any]], right: list[dict[str, Any]], rel: f
         assert "refused" in one or one == pytest.approx(other, rel=rel, abs=rel, nan_ok=True)
 
 
-@needs_gpu
-@pytest.mark.parametrize("choice", CHOICES)
-def test_a_gpu_gives_the_numbers_of_the_cpu(choice: str) -> None:
-    group, _, name = choice.partition("=")
-    beside = [*SHIFTED.get(name, []), "shift.references=none"] if group == "shift" else COMPANY.get(choice, [])
-    if choice == "strategy=p_fedavg":
-        beside = ["availability=full"]
-    if choice == "shift=none":
-        beside = []
-    if choice in ("partition=natural", "partition=grouped"):
-        beside = ["dataset=synthetic", *beside]
+def assert_same_on_both_devices(simulation_on: Callable[[str], Simulation]) -> None:
+    """Both run and give the same numbers, or both are refused in the same words."""
     found = []
     for device in ("cpu", "cuda"):
         try:
-            found.append(history(build(configuration(*SMALL, *SILENT, choice, *beside, f"device={device}"))[0]))
+            found.append(history(simulation_on(device)))
         except ConfigError as error:
             found.append([{"refused": str(error)}])
     assert_close(found[1], found[0])
+
+
+@needs_gpu
+@pytest.mark.parametrize("choice", CHOICES)
+def test_a_gpu_gives_the_numbers_of_the_cpu(choice: str) -> None:
+    naturally_divided = ["dataset=synthetic"] if choice in ("partition=natural", "partition=grouped") else []
+    overrides = [*SMALL, *SILENT, choice, *naturally_divided, *company_of(choice)]
+    assert_same_on_both_devices(lambda device: build(configuration(*overrides, f"device={device}"))[0])
 
 
 def toy(shape: tuple[int, ...]) -> Dataset:
@@ -109,13 +109,7 @@ def simulation_of(name: str, device: str, executor: str = "auto", **execution: A
 @pytest.mark.parametrize("executor", ["auto", "vmap", "fused", "loop"])
 @pytest.mark.parametrize("name", MODELS)
 def test_models_are_trained_as_on_a_cpu(name: str, executor: str) -> None:
-    found = []
-    for device in ("cpu", "cuda"):
-        try:
-            found.append(history(simulation_of(name, device, executor)))
-        except ConfigError as error:
-            found.append([{"refused": str(error)}])
-    assert_close(found[1], found[0])
+    assert_same_on_both_devices(lambda device: simulation_of(name, device, executor))
 
 
 @needs_gpu

@@ -187,10 +187,3 @@ def test_lines_are_written_one_after_the_other() -> None:
     written = io.StringIO()
     BrokenPipeTolerantStream(written).writelines(["a\n", "b\n"])
     assert written.getvalue() == "a\nb\n"
-
-
-def test_lines_are_written_as_they_are() -> None:
-    heard = io.StringIO()
-    stream = BrokenPipeTolerantStream(heard)
-    stream.writelines(["one\n", "two\n"])
-    assert heard.getvalue() == "one\ntwo\n"

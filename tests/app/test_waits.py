@@ -9,7 +9,7 @@ import traceback
 from collections import Counter
 
 import pytest
-from small_runs import COMPANY, SHIFTED, configuration
+from small_runs import company_of, configuration
 from torch import Tensor
 from torch.nn.functional import one_hot
 from torch.overrides import TorchFunctionMode
@@ -105,13 +105,7 @@ def waits(*overrides: str) -> set[str]:
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("choice", CHOICES)
 def test_no_round_waits(choice: str) -> None:
-    group, _, name = choice.partition("=")
-    beside = [*SHIFTED.get(name, []), "shift.references=none"] if group == "shift" else COMPANY.get(choice, [])
-    if choice == "strategy=p_fedavg":
-        beside = ["availability=full"]
-    if choice == "shift=none":
-        beside = []
-    assert waits(choice, *beside) == MAY_WAIT.get(choice, set())
+    assert waits(choice, *company_of(choice)) == MAY_WAIT.get(choice, set())
 
 
 def test_a_wait_is_seen() -> None:
