@@ -66,16 +66,14 @@ class ModuleCaller:
 
     def __call__(self, module: Callable[..., Any], inputs: Inputs) -> Any:
         """Return the output [B, …], or [B, …, C] for classes."""
-        keywords = {} if isinstance(inputs, Tensor) else {name: inputs[name] for name in self.extra_inputs}
-        x = inputs if isinstance(inputs, Tensor) else inputs["x"]
+        x, keywords = self._x_and_keywords(inputs)
         with self._refuse_input_writes(module, inputs), without_fused_encoder_layers(module, x.device):
             module_output = module(x, **keywords)
         return self._selected_output(module_output)
 
     def functional_call(self, module: nn.Module, tensors_by_name: dict[str, Tensor], inputs: Inputs) -> Any:
         """Return the output with these parameters and buffers in place of the module's own."""
-        x = inputs if isinstance(inputs, Tensor) else inputs["x"]
-        keywords = {} if isinstance(inputs, Tensor) else {name: inputs[name] for name in self.extra_inputs}
+        x, keywords = self._x_and_keywords(inputs)
         tied_tensors = {alias: tensors_by_name[name] for alias, name in self.aliases.items() if name in tensors_by_name}
         tensors = tensors_by_name | tied_tensors if tied_tensors else tensors_by_name
         with self._refuse_input_writes(module, inputs), without_fused_encoder_layers(module, x.device):
@@ -83,6 +81,12 @@ class ModuleCaller:
         if tied_tensors:  # what the pass stored in place of a buffer
             tensors_by_name.update({name: tensors[name] for name in tensors_by_name})
         return self._selected_output(module_output)
+
+    def _x_and_keywords(self, inputs: Inputs) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return the arguments of the module: x, and the further inputs by name."""
+        if isinstance(inputs, Tensor):
+            return inputs, {}
+        return inputs["x"], {name: inputs[name] for name in self.extra_inputs}
 
     @contextlib.contextmanager
     def _refuse_input_writes(self, module: Callable[..., Any], inputs: Inputs) -> Iterator[None]:
