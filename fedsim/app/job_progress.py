@@ -77,16 +77,19 @@ class JobProgress:
         self.done_jobs += count
         self._last_log_time = self._clock()
 
-    def log_heartbeat(self, share: float | None = None, detail: Callable[[], str] = lambda: "") -> None:
-        """Log a line, unless the last one is less than ten seconds old.
+    def log_heartbeat(
+        self, work_share: Callable[[], float | None] = lambda: None, detail: Callable[[], str] = lambda: ""
+    ) -> None:
+        """Log a line, unless the last one is less than ten seconds old. The functions are called only if it is.
 
         Args:
-            share: of all work that is done; None: that of the jobs.
-            detail: what else is known, such as the leading metric; asked for only if a line is logged.
+            work_share: returns the share of all work that is done; None: that of the jobs.
+            detail: returns what else is known, such as the leading metric.
         """
         if self._clock() - self._last_log_time < SECONDS_BETWEEN_LOG_LINES:
             return
         self._last_log_time = self._clock()
+        share = work_share()
         share = self.done_jobs / max(self.total, 1) if share is None else share
         elapsed_text = duration_text(self._clock() - self._start_time)
         line = f"{self.done_jobs}/{self.total} {self.noun} done after {elapsed_text}{self.remaining_time_text(share)}"
@@ -99,30 +102,41 @@ class LockstepProgress:
     Args:
         progress: of the jobs.
         folders, rounds: where each job is, and how many rounds it has.
+        names: of the jobs, for readers; those of their folders unless given.
     """
 
-    def __init__(self, progress: JobProgress, folders: Sequence[Path], rounds: Sequence[int]) -> None:
-        self.progress, self.folders, self.rounds = progress, folders, rounds
+    def __init__(
+        self,
+        progress: JobProgress,
+        folders: Sequence[Path],
+        rounds: Sequence[int],
+        names: Sequence[str] | None = None,
+    ) -> None:
+        self.progress, self.folders, self.rounds, self.names = progress, folders, rounds, names
 
     def __call__(self, t: int, runs: int) -> None:
         last_round = max(self.rounds, default=t + 1)
         share = (self.progress.done_jobs + runs * min(1.0, (t + 1) / last_round)) / max(self.progress.total, 1)
 
         def progress_detail() -> str:
-            return "; ".join(
-                filter(None, [f"round {t + 1}/{last_round}, {runs} together", best_metric_text(self.folders)])
-            )
+            best_text = best_metric_text(self.folders, self.names)
+            return "; ".join(filter(None, [f"round {t + 1}/{last_round}, {runs} together", best_text]))
 
-        self.progress.log_heartbeat(share, progress_detail)
+        self.progress.log_heartbeat(lambda: share, progress_detail)
 
 
-def best_metric_text(folders: Sequence[Path]) -> str:
-    """Return the best leading metric among runs that have been evaluated, and the run; '' without one."""
+def best_metric_text(folders: Sequence[Path], names: Sequence[str] | None = None) -> str:
+    """Return the best leading metric among the last evaluations of runs, and the run; '' without one.
+
+    Args:
+        folders: of the runs.
+        names: of the runs, for readers; those of their folders unless given.
+    """
     from fedsim.evaluation.columns import is_higher_better
     from fedsim.run.tracking.metrics_csv import METRICS_FILENAME, read_metrics
 
     evaluated: list[tuple[str, float, str]] = []
-    for folder in folders:
+    for folder, run_name in zip(folders, names or [folder.name for folder in folders], strict=True):
         try:
             rows = read_metrics(folder / METRICS_FILENAME)
         except (OSError, ConfigError):
@@ -130,20 +144,56 @@ def best_metric_text(folders: Sequence[Path]) -> str:
         last_rows = [row for row in rows if row["round"] == rows[-1]["round"]]
         if last_rows and (metric := leading_metric(last_rows[0])):
             name = metric[0]
-            evaluated.append((name, sum(row[name] for row in last_rows) / len(last_rows), folder.name))
+            evaluated.append((name, sum(row[name] for row in last_rows) / len(last_rows), run_name))
     evaluated = [entry for entry in evaluated if entry[0] == evaluated[0][0] and entry[1] == entry[1]]
     if not evaluated:
         return ""
-    name, value, folder_name = (max if is_higher_better(evaluated[0][0]) else min)(
-        evaluated, key=lambda entry: entry[1]
-    )
-    return f"best so far: {metric_text(name, value)} ({folder_name})"
+    name, value, run_name = (max if is_higher_better(evaluated[0][0]) else min)(evaluated, key=lambda entry: entry[1])
+    return f"best at present: {metric_text(name, value)} ({run_name})"
+
+
+class FinishedRounds:
+    """Measures which share of the rounds of runs has been computed since it was made, by reading their metrics.
+
+    Args:
+        folders, rounds: where each run is, and how many rounds it has.
+    """
+
+    def __init__(self, folders: Sequence[Path], rounds: Sequence[int]) -> None:
+        self.folders, self.rounds = folders, rounds
+        self._start_count = self._count_finished_rounds()  # of runs that are resumed
+
+    def share(self) -> float:
+        """Return the finished share of the rounds that had not been computed at the start."""
+        remaining_count = sum(self.rounds) - self._start_count
+        return (self._count_finished_rounds() - self._start_count) / max(remaining_count, 1)
+
+    def _count_finished_rounds(self) -> float:
+        from fedsim.run.tracking.metrics_csv import METRICS_FILENAME, read_metrics
+
+        finished_rounds = 0.0
+        for folder in self.folders:
+            try:
+                rows = read_metrics(folder / METRICS_FILENAME)
+            except (OSError, ConfigError):  # not evaluated yet, or being written
+                continue
+            finished_rounds += rows[-1]["round"] if rows else 0.0
+        return finished_rounds
 
 
 def yield_finished_futures(
-    futures: Sequence[Future[T]], progress: JobProgress, detail: Callable[[], str] = lambda: ""
+    futures: Sequence[Future[T]],
+    progress: JobProgress,
+    detail: Callable[[], str] = lambda: "",
+    share: Callable[[], float | None] = lambda: None,
 ) -> Iterator[Future[T]]:
-    """Yield futures as they end, and log the progress of the others every ten seconds."""
+    """Yield futures as they end, and log the progress of the others every ten seconds.
+
+    Args:
+        futures: of the jobs.
+        progress: of the jobs.
+        detail, share: see `JobProgress.log_heartbeat`.
+    """
     pending_futures = set(futures)
     while pending_futures:
         finished_futures, pending_futures = wait(
@@ -151,4 +201,4 @@ def yield_finished_futures(
         )
         yield from finished_futures
         if not finished_futures:
-            progress.log_heartbeat(detail=detail)
+            progress.log_heartbeat(share, detail)

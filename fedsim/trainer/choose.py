@@ -252,11 +252,11 @@ def _ordered_executors(
 ) -> dict[str, str]:
     """Return executors and reasons, the rule's first; `has_convolutions`: on a CPU."""
     if has_plain_descents and stackable:
-        return {"fused": "plain descents"}
+        return {"fused": "plain SGD steps"}
     is_possible = {"fused": has_plain_descents, "grouped": groupable, "vmap": can_vmap, "loop": True}
     first_executor, reason = "vmap", "batched kernels"
     if has_plain_descents and (has_convolutions or not can_vmap):
-        first_executor, reason = "fused", "plain descents"
+        first_executor, reason = "fused", "plain SGD steps"
     elif not can_vmap:
         first_executor, reason = "loop", "what the model does cannot be vmapped"
     elif has_convolutions:

@@ -11,6 +11,7 @@ import pytest
 
 from fedsim.app import job_progress
 from fedsim.app.job_progress import (
+    FinishedRounds,
     JobProgress,
     LockstepProgress,
     best_metric_text,
@@ -52,7 +53,7 @@ def test_a_word_every_ten_seconds_with_the_time_that_is_left(tmp_path: Path) -> 
     assert len(said) == 4
     assert (
         said[0]
-        == "0/4 jobs done after 10 s, about 40 s left; round 10/50, 4 together; best so far: test_accuracy 0.8 (b)"
+        == "0/4 jobs done after 10 s, about 40 s left; round 10/50, 4 together; best at present: test_accuracy 0.8 (b)"
     )
     progress.record_finished_jobs()
     clock.now += 9
@@ -78,9 +79,23 @@ def test_futures_are_given_as_they_end_and_the_others_waited_for_with_words(monk
     progress = JobProgress(2, "runs", log_line=lambda text: (said.append(text), hold.set())[0])
     with ThreadPoolExecutor(2) as pool:
         futures = [pool.submit(lambda: 1), pool.submit(lambda: 2 if hold.wait(30) else 0)]
-        assert [future.result() for future in yield_finished_futures(futures, progress, lambda: "more")] == [1, 2]
-    assert said[0].startswith("0/2 runs done after 0 s")
+        outcomes = yield_finished_futures(futures, progress, lambda: "more", lambda: 0.5)
+        assert [future.result() for future in outcomes] == [1, 2]
+    assert said[0].startswith("0/2 runs done after 0 s, about 0 s left")
     assert said[0].endswith("; more")
+
+
+def test_the_share_of_rounds_counts_from_the_start_of_the_command(tmp_path: Path) -> None:
+    """A run that is resumed at round 5 of 20, and one of 20 that has no metrics yet."""
+    resumed = rows(tmp_path / "a", 0.5)
+    finished_rounds = FinishedRounds([resumed, tmp_path / "b"], [20, 20])
+    assert finished_rounds.share() == 0.0
+    rows(tmp_path / "b", 0.5)
+    assert finished_rounds.share() == pytest.approx(5 / 35)
+    with (resumed / "metrics.csv").open("a") as file:
+        file.write("20,0,0.5,1\n20,1,0.5,1\n")
+    assert finished_rounds.share() == pytest.approx(20 / 35)
+    assert best_metric_text([resumed], ["lr = 0.1"]).endswith("(lr = 0.1)")
 
 
 def test_words_for_times_and_metrics() -> None:

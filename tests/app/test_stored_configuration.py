@@ -25,7 +25,13 @@ SETTINGS = {
     "nested choices": ("availability=sine", "availability/base=class_correlated", "partition.alpha=0.3"),
     "clients of the data": ("dataset=synthetic", "partition=natural"),
 }
-OVERRIDES = (("lr=0.7",), ("local_steps=4",), ("batch_size=5",), ("local_epochs=1", "local_steps=null"), ("clients=9",))
+OVERRIDES = (
+    ("lr=0.7",),
+    ("local_steps=4", "local_epochs=null"),
+    ("batch_size=5",),
+    ("local_epochs=1", "local_steps=null"),
+    ("clients=9",),
+)
 
 
 def resolved(config: Any) -> dict[str, Any]:

@@ -9,9 +9,11 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from fedsim.app.build import build
 from fedsim.app.composition import compose, hydra_context
 from fedsim.core.errors import ConfigError
 from fedsim.data import datasets
+from fedsim.data.samples.stored import StoredClientData
 
 ChoiceByGroup = dict[str, str]  # config group → choice
 PRIVACY_STAGES = {"gaussian", "tree", "clip"}
@@ -69,6 +71,17 @@ def _full_batch_overrides(config: DictConfig, choices: ChoiceByGroup) -> dict[st
     return {"batch_size": None, "local.batch_size": None}
 
 
+def _has_full_batches(config: DictConfig, trusted_packages: tuple[str, ...]) -> bool:
+    """Whether each client's batch holds all its samples; no IID share of the same data is larger than the largest."""
+    if OmegaConf.select(config, "local.sampling") == "replacement":
+        return False
+    simulation, _, _ = build(config, trusted=trusted_packages)
+    data = simulation.population.data
+    return isinstance(data, StoredClientData) and int(data.sizes.max()) <= int(
+        OmegaConf.select(config, "local.batch_size")
+    )
+
+
 def _draws_fresh_samples(config: DictConfig) -> bool:
     """Whether the data set is a stream of fedsim, of which a client has no full batch."""
     module, _, name = str(OmegaConf.select(config, "dataset._target_")).rpartition(".")
@@ -124,17 +137,28 @@ CAUSES = (
 
 
 def applicable_causes(
-    config: DictConfig, choice_by_group: ChoiceByGroup, cause_names: Iterable[str] | None = None
+    config: DictConfig,
+    choice_by_group: ChoiceByGroup,
+    cause_names: Iterable[str] | None = None,
+    trusted_packages: tuple[str, ...] = (),
 ) -> list[DegradationCause]:
     """Return the named causes, or without names the first `MAX_CAUSES` of `CAUSES` that the run has.
+
+    Batches are no cause if the samples of each client fit in one batch.
+
+    Args:
+        config, choice_by_group: of the run.
+        cause_names: the causes that the user names.
+        trusted_packages: those that the user trusts.
 
     Raises:
         ConfigError: a name is unknown, the run does not have a named cause or has no causes, or too many are named.
     """
     if cause_names is None:
-        present_causes = [cause for cause in CAUSES if cause.override_function(config, choice_by_group) is not None][
-            :MAX_CAUSES
-        ]
+        present_causes = [cause for cause in CAUSES if cause.override_function(config, choice_by_group) is not None]
+        if any(cause.name == "batches" for cause in present_causes) and _has_full_batches(config, trusted_packages):
+            present_causes = [cause for cause in present_causes if cause.name != "batches"]
+        present_causes = present_causes[:MAX_CAUSES]
         if not present_causes:
             raise ConfigError(
                 "this run has none of the causes that can be removed: "
@@ -148,6 +172,11 @@ def applicable_causes(
             raise ConfigError(f"--causes {name} is unknown; choose among {', '.join(by_name)}")
         if by_name[name].override_function(config, choice_by_group) is None:
             raise ConfigError(f"--causes {name}: this run does not have it; leave it out")
+        if name == "batches" and _has_full_batches(config, trusted_packages):
+            raise ConfigError(
+                "--causes batches: the samples of each client fit in one batch, so that there is no batch noise; leave "
+                "it out"
+            )
         chosen_causes.append(by_name[name])
     if len(chosen_causes) > MAX_CAUSES:
         raise ConfigError(

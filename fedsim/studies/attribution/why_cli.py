@@ -12,6 +12,7 @@ from omegaconf import DictConfig
 
 from fedsim.app.commands import COMMAND_DESCRIPTIONS
 from fedsim.app.composition import hydra_context
+from fedsim.app.folders import override_key
 from fedsim.app.stored_configuration import load_run_configuration
 from fedsim.core.errors import ConfigError
 from fedsim.evaluation.columns import is_fraction
@@ -44,10 +45,12 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--jobs", default="auto", help="number of processes (auto: one per core)")
     parser.add_argument("--out", default="why", help="folder for runs, picture and table (why)")
     options = parser.parse_intermixed_args(arguments)
+    if any(override_key(text) == "out" for text in options.what if "=" in text):
+        raise ConfigError("out= is set for each run by fedsim why; --out FOLDER names the folder of its results")
     config, choice_by_group = _run_configuration(options.what)
     _set_config_seeds(config, options.seeds)
     chosen_causes = options.causes.split(",") if options.causes else None
-    causes = applicable_causes(config, choice_by_group, chosen_causes)
+    causes = applicable_causes(config, choice_by_group, chosen_causes, trusted_packages(options.what))
     folder = Path(options.out)
     count = num_concurrent_jobs(options.jobs, str(config.device), 2 ** len(causes))
     with exit_on_sigterm("fedsim why"):

@@ -62,6 +62,8 @@ def main(arguments: list[str] | None = None) -> None:
         if out is not None:
             with use_venue(VENUES.get(options.style)):
                 figures = comparison_pictures(runs, options.metric, x=options.x, limits=limits, band=options.spread)
+                if options.only:
+                    figures = iter(_select_pictures(list(figures), options.only))
                 messages.append(f"pictures: {_save_pictures(figures, out, formats)}")
         if options.html is not None:
             messages.append(f"report:   {_write_text(options.html, report_html(runs, options.metric, options.x))}")
@@ -126,6 +128,12 @@ def _parser() -> argparse.ArgumentParser:
         metavar="LIST",
         help=f"formats of the pictures, a list of: {', '.join(PICTURE_FORMATS)} (default: png,pdf)",
     )
+    parser.add_argument(
+        "--only",
+        default="",
+        metavar="NAME,NAME",
+        help="draw only these pictures, such as curves or by_setting (default: all that the runs have data for)",
+    )
     parser.add_argument("--markdown", action="store_true", help="print the table as Markdown")
     return parser
 
@@ -153,6 +161,14 @@ def _parse_limits(text: str, metrics: list[str]) -> tuple[str, tuple[float, floa
     if not -math.inf < low < high < math.inf:
         raise ConfigError(f"--ylim {text}: {low:g} must be less than {high:g}")
     return name, (low, high)
+
+
+def _select_pictures(figures: list[Picture], names_text: str) -> list[Picture]:
+    """Return the pictures with these names, which are separated by commas."""
+    names = [name.strip() for name in names_text.split(",")]
+    for name in names:
+        checks.check_choice("--only", name, [picture.name for picture in figures])
+    return [picture for picture in figures if picture.name in names]
 
 
 def _save_pictures(figures: Iterable[Picture], out: Path, formats: list[str]) -> str:

@@ -259,10 +259,9 @@ class Comparison:
             if self.relation == "near"
             else self._direction_verdict(side_difference)
         )
-        right_value = right if isinstance(right, float) else right.mean
         line = (
             f"{sides.left_number.name}: {sides.left_number.mean:.4g} against "
-            f"{right_value:.4g}{f' ({sides.name})' * bool(sides.name)}"
+            f"{sides.right_side_text(self.times, self.plus)}"
         )
         return verdict, f"{line}, {difference_text(side_difference)}", side_difference.smallest_detectable_difference
 
@@ -313,6 +312,18 @@ class ComparedSides:
                 self.right_side.axis_labels, times * self.right_side.values + plus, seeds=self.right_side.seeds
             )
         return times * self.right_side + plus
+
+    def right_side_text(self, times: float, plus: float) -> str:
+        """Return the right side as evidence states it: '75.08 (γ = 0.1)', or '65.08 (75.08 of γ = 0.1, minus 10)'."""
+        right = self.transformed_right_side(times, plus)
+        if isinstance(right, float) or not isinstance(self.right_side, MeasuredNumber):
+            return f"{right:.4g}" + f" ({self.name})" * bool(self.name)
+        if (times, plus) == (1.0, 0.0):
+            return f"{right.mean:.4g}" + f" ({self.name})" * bool(self.name)
+        measured_text = f"{self.right_side.mean:.4g}" + f" of {self.name}" * bool(self.name)
+        factor_text = f"{times:g} × " if times != 1.0 else ""
+        summand_text = f", {'plus' if plus > 0 else 'minus'} {abs(plus):g}" if plus else ""
+        return f"{right.mean:.4g} ({factor_text}{measured_text}{summand_text})"
 
 
 @dataclass(frozen=True)

@@ -68,6 +68,11 @@ class RunMeasure(ABC):
         return (rounds * run.settings["local_steps"] if self.iterations else rounds), values
 
     @property
+    def period_text(self) -> str:
+        """The rounds over which it is taken, for readers; '' for the last evaluation, and where its name says it."""
+        return ""
+
+    @property
     def columns(self) -> list[str]:
         """The columns of metrics.csv that it is computed from."""
         return [self.metric, *([] if self.x is None else [self.x])]
@@ -97,6 +102,15 @@ class MetricMeasure(RunMeasure):
     largest: bool = False
     plus: float = 0.0
     square: bool = False
+
+    @property
+    def period_text(self) -> str:
+        if self.largest:
+            return "the largest value of all evaluations"
+        quantity = "standard deviation" if self.spread else "mean"
+        if self.window is not None:
+            return f"{quantity} over the evaluations in rounds {self.window[0]} to {self.window[1]}"
+        return f"{quantity} over the evaluations in the last {self.last} rounds" if self.last else ""
 
     def __call__(self, run: Run, rival_runs: list[Run] | None = None) -> np.ndarray:
         rounds, values = self.curve(run)

@@ -112,6 +112,18 @@ class Recipe:
             for labels in product
         ]
 
+    def tuned_settings(
+        self, settings: list[RecipeSetting], best_label_by_place: Mapping[str, str]
+    ) -> list[RecipeSetting]:
+        """Return the settings whose label on the tuned axis is the best at their place on the other axes."""
+        assert self.tune is not None
+        axis, place_of = self.tune.axis, self.tune.untuned_axes_label
+        return [
+            setting
+            for setting in settings
+            if best_label_by_place.get(place_of(setting.axis_labels)) == setting.axis_labels[axis]
+        ]
+
     def axes_at_scale(self, scale: str) -> dict[str, dict[str, list[str]]]:
         """Return the axes at this scale, which may select labels of an axis or define other ones."""
         axes = dict(self.axes)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -242,13 +242,23 @@ def unreached_target_texts(recipe: Recipe, table_lines: list[ReportRow], cells: 
     return texts
 
 
-def format_report_rows(table_lines: list[ReportRow], text_by_unreached: Mapping[str, str] | None = None) -> str:
+def number_notes(recipe: Recipe, table_lines: list[ReportRow]) -> list[str]:
+    """Return what ± is, and over which evaluations measures are taken unless it is the last one."""
+    notes = ["± is the standard deviation over seeds"] if any(row.std for row in table_lines) else []
+    periods = {name: measure.period_text for name, measure in recipe.measures.items()}
+    return notes + [f"{name}: {text}" for name, text in periods.items() if text]
+
+
+def format_report_rows(
+    table_lines: list[ReportRow], text_by_unreached: Mapping[str, str] | None = None, notes: Iterable[str] = ()
+) -> str:
     """Return a table for the terminal: a line per number, then the lines of each comparison; columns of the paper only
     if it has numbers.
 
     Args:
         table_lines: of the report.
         text_by_unreached: name of a row → what is shown in the place of our number.
+        notes: lines after the numbers.
     """
     numbers = [row for row in table_lines if row.comparison is None]
     has_paper_values = any(row.paper is not None for row in numbers)
@@ -270,6 +280,7 @@ def format_report_rows(table_lines: list[ReportRow], text_by_unreached: Mapping[
     return "\n".join(
         [
             *lines_of_text,
+            *(notes if numbers else ()),
             *(line for row in table_lines if row.comparison is not None for line in _comparison_lines(row)),
         ]
     )

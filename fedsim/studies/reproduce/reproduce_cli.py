@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import json
 import logging
 import sys
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +66,7 @@ def main(arguments: list[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     with job_command_context("fedsim-reproduce", logging.INFO):
         if options.list:
-            print(recipe_list_text())
+            print(recipe_list_text(options.recipe))
             return
         if options.judge or options.verify is not None:
             _judge_or_rerun_results(options)
@@ -113,7 +115,7 @@ def _parser() -> argparse.ArgumentParser:
         epilog="Finished runs are not run again, and recipes of a paper share the runs they have in common.",
     )
     parser.add_argument("recipe", nargs="*", metavar="PAPER/NAME", help="one or several recipes")
-    parser.add_argument("--list", action="store_true", help="list all recipes")
+    parser.add_argument("--list", action="store_true", help="list all recipes, or those of the papers that are named")
     parser.add_argument("--all", metavar="PAPER", help="all recipes of a paper")
     parser.add_argument(
         "--scale",
@@ -163,17 +165,26 @@ def stored_results(recipes: list[str]) -> list[StoredRecipeResult]:
     return [result for result in results if not recipes or result.recipe in recipes]
 
 
-def recipe_list_text() -> str:
-    """List the recipes, what they show, and what is smaller at the cpu scale."""
+def recipe_list_text(papers_or_recipes: list[str]) -> str:
+    """List these recipes, or those of these papers, what they show, and what is smaller at the cpu scale; all of them
+    if none is named."""
+    recipe_names = list_recipe_names()
+    for name in papers_or_recipes:
+        checks.check_choice("--list", name, {*recipe_names, *(known.partition("/")[0] for known in recipe_names)})
     lines, run_seconds = [], recorded_run_seconds()
-    for name in list_recipe_names():
+    for name in recipe_names:
+        if papers_or_recipes and not {name, name.partition("/")[0]} & set(papers_or_recipes):
+            continue
         recipe = load_recipe(name)
         lines.append(f"{name:24} {recipe.source}: {recipe.about}")
         reduced_text = recipe.scales["cpu"].reduced
         lines.append(f"{'':24} --scale cpu: {reduced_text or 'as published'}")
-        times = [f"{duration_text(t)} (--scale {scale})" for scale, t in run_seconds.get(name, {}).items()]
+        times = [
+            f"{duration_text(t)} (--scale {scale if reduced_text else 'cpu or paper'})"
+            for scale, t in run_seconds.get(name, {}).items()
+        ]
         if times:
-            lines.append(f"{'':24} the stored runs took {', '.join(times)}, added up")
+            lines.append(f"{'':24} the stored runs took {', '.join(times)} on one processor core")
     return "\n".join(lines)
 
 
@@ -196,60 +207,75 @@ def reproduce_recipe(
     paper, _, name = recipe.name.partition("/")
     folder = out / paper / RESULTS_FOLDER / f"{name}-{scale}"
     _make_folder(folder, out)
-    runs, common_overrides = out / paper / RUNS_FOLDER, (f"device={device}", *overrides)
     reduced_text = recipe.scales[scale].reduced
     scale_note = f" ({reduced_text})" if reduced_text else ""
     print(f"{recipe.name}: {recipe.source}, scale {scale}{scale_note}")
-    skip_reasons: dict[str, str] = {}
-    tuned_rates: dict[str, str] = {}
-    settings = recipe.settings(scale)
-    if recipe.tune is not None:
-        trials = plan_jobs(
-            settings,
-            runs,
-            (*common_overrides, *recipe.tune.trial_overrides.get(scale, [])),
-            trusted_packages(overrides),
-        )
-        print(f"  tuning {recipe.tune.axis}")
-        _check_measures(recipe, trials)
-        cells = _train_cells(trials, jobs, device, skip_reasons)
-        report.compute_cell_measures(recipe, cells)
-        tuned_rates = recipe.tune.best_label_by_place(cells)
-        settings = [
-            s
-            for s in settings
-            if tuned_rates.get(recipe.tune.untuned_axes_label(s.axis_labels)) == s.axis_labels[recipe.tune.axis]
-        ]
-    planned_jobs = plan_jobs(settings, runs, common_overrides, trusted_packages(overrides))
-    if recipe.train:
-        _check_measures(recipe, planned_jobs)
-        cells = _train_cells(planned_jobs, jobs, device, skip_reasons)
-    else:
-        with filter_settings_warnings(common_overrides):
-            cells = _build_cells(planned_jobs, skip_reasons)
-    if recipe.tune is not None:
-        for cell in cells:
-            del cell.axis_labels[recipe.tune.axis]
+    runs = _carry_out_runs(recipe, scale, device, out / paper / RUNS_FOLDER, jobs, overrides)
+    cells = runs.cells
     report.compute_cell_measures(recipe, cells)
     numbers = report.numbers_by_measure(recipe, cells)
     lines = report.make_number_rows(recipe, numbers, cells)
     judgements = report.judge_comparisons(recipe, numbers, scale)
     lines += [report.comparison_row(judgement) for judgement in judgements]
-    metadata = _metadata(recipe, scale, device, planned_jobs, skip_reasons, tuned_rates)
+    metadata = _metadata(recipe, scale, device, runs, jobs)
     report.save_json(folder / "report.json", lines, metadata)
     if lines:
         report.save_rows(folder / "results.csv", lines, metadata)
     if recipe.figure is not None and cells:
         _save_figure(folder, cells, recipe.figure, metadata)
-    print(report.format_report_rows(lines, report.unreached_target_texts(recipe, lines, cells)))
+    unreached_texts = report.unreached_target_texts(recipe, lines, cells)
+    print(report.format_report_rows(lines, unreached_texts, report.number_notes(recipe, lines)))
     if verdicts_note := no_verdicts_note(recipe, scale):
         print(verdicts_note)
     print(_paper_statements_text(recipe, scale, judgements), end="")
-    notes_by_cell = skip_reasons | {name: f"tuned to {rate}" for name, rate in tuned_rates.items()}
+    notes_by_cell = runs.skip_reasons | {name: f"tuned to {rate}" for name, rate in runs.tuned_rates.items()}
     for setting_name, reason in notes_by_cell.items():
         print(f"{setting_name}: {reason}")
     print(f"written to {folder}\n")
     return lines
+
+
+@dataclass
+class RecipeRuns:
+    """The runs of a recipe.
+
+    Attributes:
+        planned_jobs: the runs that the report is about.
+        cells: those of them that have finished, without the tuned axis.
+        skip_reasons: name of a run → why it did not finish.
+        tuned_rates: place on the other axes → the label of the tuned axis that was selected there.
+    """
+
+    planned_jobs: list[RecipeJob] = field(default_factory=list)
+    cells: list[ResultCell] = field(default_factory=list)
+    skip_reasons: dict[str, str] = field(default_factory=dict)
+    tuned_rates: dict[str, str] = field(default_factory=dict)
+
+
+def _carry_out_runs(
+    recipe: Recipe, scale: str, device: str, folder: Path, jobs: str, overrides: tuple[str, ...]
+) -> RecipeRuns:
+    """Tune what the recipe tunes, and carry out its runs in a folder."""
+    runs, settings, common_overrides = RecipeRuns(), recipe.settings(scale), (f"device={device}", *overrides)
+    train_cells = functools.partial(_train_cells, recipe, jobs=jobs, device=device, skip_reasons=runs.skip_reasons)
+    if recipe.tune is not None:
+        trial_overrides = (*common_overrides, *recipe.tune.trial_overrides.get(scale, []))
+        trials = plan_jobs(settings, folder, trial_overrides, trusted_packages(overrides))
+        print(f"  tuning {recipe.tune.axis}")
+        cells = train_cells(trials)
+        report.compute_cell_measures(recipe, cells)
+        runs.tuned_rates = recipe.tune.best_label_by_place(cells)
+        settings = recipe.tuned_settings(settings, runs.tuned_rates)
+    runs.planned_jobs = plan_jobs(settings, folder, common_overrides, trusted_packages(overrides))
+    if recipe.train:
+        runs.cells = train_cells(runs.planned_jobs)
+    else:
+        with filter_settings_warnings(common_overrides):
+            runs.cells = _build_cells(runs.planned_jobs, runs.skip_reasons)
+    if recipe.tune is not None:
+        for cell in runs.cells:
+            del cell.axis_labels[recipe.tune.axis]
+    return runs
 
 
 def _paper_statements_text(recipe: Recipe, scale: str, judgements: list[Judgement]) -> str:
@@ -314,9 +340,10 @@ def _check_measures(recipe: Recipe, planned_jobs: list[RecipeJob]) -> None:
 
 
 def _train_cells(
-    planned_jobs: list[RecipeJob], jobs: str, device: str, skip_reasons: dict[str, str]
+    recipe: Recipe, planned_jobs: list[RecipeJob], jobs: str, device: str, skip_reasons: dict[str, str]
 ) -> list[ResultCell]:
     """Run the unfinished jobs, and return a cell for each finished run."""
+    _check_measures(recipe, planned_jobs)
     pending_jobs = [job for job in planned_jobs if not job.is_finished]
     print(f"  {len(planned_jobs)} runs, {len(planned_jobs) - len(pending_jobs)} of them finished already")
     outcomes: dict[Path, Outcome] = {}
@@ -352,42 +379,37 @@ def _build_cells(planned_jobs: list[RecipeJob], skip_reasons: dict[str, str]) ->
     return cells
 
 
-def _metadata(
-    recipe: Recipe,
-    scale: str,
-    device: str,
-    planned_jobs: list[RecipeJob],
-    skip_reasons: dict[str, str],
-    tuned_rates: dict[str, str],
-) -> dict[str, Any]:
+def _metadata(recipe: Recipe, scale: str, device: str, runs: RecipeRuns, jobs: str) -> dict[str, Any]:
     """Return the metadata of the report: recipe, scale, seeds, machine, versions and commit."""
     provenance = environment_facts(torch.device(device))
     machine = f"{provenance['gpu'] or str(provenance['cpus']) + ' CPU cores'}, torch {provenance['versions']['torch']}"
+    at_once = num_concurrent_jobs(jobs, device, len(runs.planned_jobs))
     return {
         "recipe": recipe.name,
         "source": recipe.source,
         "about": recipe.about,
         "scale": scale,
         "reduced": recipe.scales[scale].reduced,
-        "seeds": sorted({seed for job in planned_jobs for seed in job.seeds}),
+        "seeds": sorted({seed for job in runs.planned_jobs for seed in job.seeds}),
         "machine": machine,
-        "skipped": skip_reasons,
-        "tuned": tuned_rates,
-        "overrides": {job.setting.name: list(job.overrides) for job in planned_jobs},
-        "seconds": seconds_by_run(planned_jobs) if recipe.train else {},
-        "sources": common_source_hash(job.folder for job in planned_jobs if recipe.train and job.is_finished),
+        "skipped": runs.skip_reasons,
+        "tuned": runs.tuned_rates,
+        "overrides": {job.setting.name: list(job.overrides) for job in runs.planned_jobs},
+        "seconds": seconds_by_run(runs.planned_jobs, at_once) if recipe.train else {},
+        "sources": common_source_hash(job.folder for job in runs.planned_jobs if recipe.train and job.is_finished),
         **provenance,
         "commit": commit_hash(recipe_folder().parent),
     }
 
 
-def seconds_by_run(planned_jobs: list[RecipeJob]) -> dict[str, float]:
-    """Return the seconds of each finished run by its name; runs in lockstep share their time equally."""
+def seconds_by_run(planned_jobs: list[RecipeJob], at_once: int) -> dict[str, float]:
+    """Return the seconds of each finished run by its name; the runs that one of the `at_once` processes trained in
+    lockstep share their time equally."""
     return {
         job.setting.name: round(
             float(json.loads((job.folder / FINISHED_RUN_FILE).read_text())["seconds"]) / len(company), 2
         )
-        for company in batch_jobs(planned_jobs)
+        for company in batch_jobs(planned_jobs, at_once)
         for job in company
         if job.is_finished
     }

@@ -29,7 +29,13 @@ from fedsim.app.composition import hydra_context
 from fedsim.app.config import KEYS_WITHOUT_EFFECT, identifying_settings
 from fedsim.app.explain import explain_hydra_error
 from fedsim.app.folders import override_key
-from fedsim.app.job_progress import JobProgress, LockstepProgress, best_metric_text, yield_finished_futures
+from fedsim.app.job_progress import (
+    FinishedRounds,
+    JobProgress,
+    LockstepProgress,
+    best_metric_text,
+    yield_finished_futures,
+)
 from fedsim.core.errors import ConfigError, DivergenceError, MissingDataError
 from fedsim.core.speaking import log_to_stderr
 from fedsim.run.determinism import numerical_settings
@@ -204,8 +210,12 @@ def run_jobs(jobs: list[RecipeJob], at_once: int) -> Iterator[tuple[RecipeJob, O
         jobs_by_future: dict[Future[list[Outcome]], list[RecipeJob]] = {
             process_pool.submit(_run_in_worker, company, threads): company for company in companies
         }
-        folders = [job.folder for company in companies for job in company]
-        for future in yield_finished_futures(list(jobs_by_future), progress, lambda: best_metric_text(folders)):
+        all_jobs = [job for company in companies for job in company]
+        folders, names = [job.folder for job in all_jobs], [job.setting.name for job in all_jobs]
+        finished_rounds = FinishedRounds(folders, [int(job.config.rounds) for job in all_jobs])
+        for future in yield_finished_futures(
+            list(jobs_by_future), progress, lambda: best_metric_text(folders, names), finished_rounds.share
+        ):
             progress.record_finished_jobs(len(jobs_by_future[future]))
             yield from zip(jobs_by_future[future], future.result(), strict=True)
     except BaseException:
@@ -220,7 +230,10 @@ def run_in_lockstep(
     """Run these jobs in lockstep; a single job shows its own progress, several show that of `progress`."""
     progress = progress or JobProgress(len(company), "runs")
     lockstep_progress = LockstepProgress(
-        progress, [job.folder for job in company], [int(job.config.rounds) for job in company]
+        progress,
+        [job.folder for job in company],
+        [int(job.config.rounds) for job in company],
+        [job.setting.name for job in company],
     )
     without_progress = without_progress or len(company) > 1
     shared: dict[str, Any] = {}

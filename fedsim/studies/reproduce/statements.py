@@ -43,6 +43,7 @@ class StatementEvidence:
         reduction_note: what is smaller there than in the paper.
         judgement: None where none was run.
         num_seeds: how many the stored result has; 0 where that is not known.
+        equals_paper_scale: whether the runs at this scale are those of the scale 'paper'.
     """
 
     recipe: str
@@ -51,6 +52,7 @@ class StatementEvidence:
     reduction_note: str = ""
     judgement: Judgement | None = None
     num_seeds: int = 0
+    equals_paper_scale: bool = False
 
     @property
     def comparison_verdict(self) -> str:
@@ -69,7 +71,7 @@ class StatementEvidence:
     @property
     def is_at_paper_scale(self) -> bool:
         """Whether it was run with the paper's constants and size."""
-        return self.scale == "paper" and not self.reduction_note
+        return (self.scale == "paper" or self.equals_paper_scale) and not self.reduction_note
 
     @property
     def exemption_reason(self) -> str:
@@ -130,8 +132,15 @@ def evidence_by_statement(
                 judgement = next((j for j in judged.get((recipe.name, scale), []) if j.comparison == comparison), None)
                 if judgement is not None and judgement.verdict != words.NOT_RUN_VERDICT:
                     count = (seeds or {}).get((recipe.name, scale), 0)
+                    recipe_scale = recipe.scales[scale]
                     largest_evidence = StatementEvidence(
-                        recipe.name, comparison, scale, recipe.scales[scale].reduced, judgement, count
+                        recipe.name,
+                        comparison,
+                        scale,
+                        recipe_scale.reduced,
+                        judgement,
+                        count,
+                        equals_paper_scale=recipe_scale == recipe.scales["paper"],
                     )
                     break
             evidence.setdefault(comparison.statement, []).append(largest_evidence)

@@ -35,14 +35,15 @@ KEY_DISPLAY_NAMES = {"lr": "learning rate", "server_lr": "server learning rate"}
 
 
 def class_display_name(choice: str, target: str) -> str:
-    """Return the printed name of a group's choice: the class's name if the choice is named after it, else its words.
+    """Return the printed name of a group's choice: its words, or the class's name if the choice is named after it or
+    is `custom`.
 
     Args:
         choice: the choice, such as fedavg_known, or the class's name.
         target: the path of the class.
     """
     name = target.rpartition(".")[2]
-    if choice.replace("_", "").lower() == name.lower():
+    if choice == "custom" or choice.replace("_", "").lower() == name.lower():
         return CLASS_DISPLAY_NAMES.get(name, name)
     return choice.replace("_", " ")
 

@@ -411,8 +411,9 @@ class _DisplayNames:
         self.runs, self.user_display_names = runs, renaming
 
     def _display_text(self, key: str, text: str) -> str:
-        targets = [run.settings.get(f"{key}._target_") for run in self.runs if _setting_text(run, key) == text]
-        return class_display_name(text, str(targets[0])) if targets and targets[0] else text
+        targets = {run.settings.get(f"{key}._target_") for run in self.runs if _setting_text(run, key) == text}
+        target = targets.pop() if len(targets) == 1 else None
+        return class_display_name(text, str(target)) if target else text
 
     def plain_name(self, key: str, text: str) -> str:
         """Return the name of a value in plain text."""

@@ -16,7 +16,7 @@ from fedsim.core.errors import ConfigError
 from fedsim.studies.attribution.attribute import default_attribution_metric, run_attribution, summary_sentence
 from fedsim.studies.attribution.causes import CAUSES, applicable_causes, config_without_causes
 from fedsim.studies.attribution.shapley import shapley_values
-from fedsim.studies.attribution.why_cli import _run_configuration
+from fedsim.studies.attribution.why_cli import _run_configuration, main
 from fedsim.studies.reproduce.runner import compose_config
 
 POINTS = [0.0, 1.0, 5.0, 2.0]
@@ -65,11 +65,31 @@ def test_shares_on_quadratics_are_those_of_the_closed_form(tmp_path: Path) -> No
 def test_batch_noise_is_no_cause_where_samples_are_drawn_afresh() -> None:
     with hydra_context():
         stream = compose_config(("dataset=gaussian_mean", "partition=natural", "model=mean", "shift=location"))
-        stored = compose_config(("dataset=digits",))
+        stored = compose_config(("dataset=digits", "clients=10"))
     assert [cause.name for cause in applicable_causes(*stream)] == ["availability", "drift", "shift"]
     assert "batches" in [cause.name for cause in applicable_causes(*stored)]
     with pytest.raises(ConfigError, match=r"--causes batches: this run does not have it"):
         applicable_causes(*stream, ["batches"])
+
+
+def test_batch_noise_is_no_cause_where_each_batch_holds_all_samples_of_the_client() -> None:
+    """Equal shares of the 1,438 training samples of the digits: 28 or 29 for each of 50 clients."""
+    settings = ("dataset=digits", "partition=iid", "clients=50")
+    with hydra_context():
+        full, smaller, repeated = (
+            compose_config((*settings, *more))
+            for more in (("batch_size=29",), ("batch_size=28",), ("batch_size=29", "local.sampling=replacement"))
+        )
+    assert [cause.name for cause in applicable_causes(*full)] == ["availability", "drift"]
+    assert "batches" in [cause.name for cause in applicable_causes(*smaller)]
+    assert "batches" in [cause.name for cause in applicable_causes(*repeated)]
+    with pytest.raises(ConfigError, match=r"--causes batches: the samples of each client fit in one batch"):
+        applicable_causes(*full, ["batches"])
+
+
+def test_the_folder_of_the_results_is_not_a_setting_of_the_run() -> None:
+    with pytest.raises(ConfigError, match=r"out= is set for each run by fedsim why; --out FOLDER names the folder"):
+        main(["rounds=1", "out=here"])
 
 
 def test_a_run_without_a_cause_is_the_one_that_its_overrides_describe() -> None:

@@ -261,6 +261,12 @@ def test_final_values_are_drawn_by_a_swept_setting(twenty: Path, tmp_path: Path)
     main([str(twenty), "--x", "lr", "--metric", "test_loss", "--out", str(tmp_path), "--format", "png"])
     assert (tmp_path / "by_setting.png").stat().st_size > 5000
     assert "Error bars are ±1 standard deviation over 3 seeds" in (tmp_path / "by_setting.caption.txt").read_text()
+    assert len(list(tmp_path.glob("*.png"))) > 1
+    arguments = [str(twenty), "--x", "lr", "--out", str(tmp_path / "one"), "--format", "png", "--only"]
+    main([*arguments, "by_setting"])
+    assert [path.name for path in (tmp_path / "one").glob("*.png")] == ["by_setting.png"]
+    with pytest.raises(SystemExit, match=r"--only='by_settings' is unknown; .* did you mean 'by_setting'"):
+        main([*arguments, "curves,by_settings"])
 
 
 def test_final_values_by_words_have_a_place_each(twenty: Path) -> None:

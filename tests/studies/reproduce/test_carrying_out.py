@@ -63,7 +63,9 @@ def carried_out(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Re
 def job_of(number: int, dataset: str = "digits", local: str = "SGD", lr: float = 0.1) -> runner.RecipeJob:
     same = {name: {} for name in ("model", "shift", "contamination")}
     config = {"dataset": dataset, "local": {"_target_": local, "lr": lr}, "rounds": 3, "deterministic": False, **same}
-    return runner.RecipeJob((), (), Path(str(number)), OmegaConf.create(config), {})
+    return runner.RecipeJob(
+        RecipeSetting((("number", str(number)),), ()), (), Path(str(number)), OmegaConf.create(config), {}
+    )
 
 
 @pytest.mark.parametrize("processes", [1, 2, 3, 5, 8])
@@ -81,6 +83,17 @@ def test_jobs_of_a_kind_go_together_in_at_least_as_many_batches_as_processes(cou
 def test_jobs_that_share_no_local_steps_go_apart() -> None:
     jobs = [job_of(0), job_of(1, dataset="mnist"), job_of(2, lr=0.5), job_of(3, local="Adam")]
     assert runner.batch_jobs(jobs) == [[jobs[0], jobs[2]], [jobs[1]], [jobs[3]]]
+
+
+@pytest.mark.parametrize(("processes", "expected"), [(1, [30.0] * 4), (2, [60.0] * 4), (4, [120.0] * 4)])
+def test_runs_in_lockstep_share_the_seconds_of_their_process(
+    processes: int, expected: list[float], tmp_path: Path
+) -> None:
+    jobs = [dataclasses.replace(job_of(number), folder=tmp_path / str(number)) for number in range(4)]
+    for job in jobs:
+        job.folder.mkdir()
+        (job.folder / runner.FINISHED_RUN_FILE).write_text('{"seconds": 120.0}')
+    assert cli.seconds_by_run(jobs, processes) == dict(zip("0123", expected, strict=True))
 
 
 @pytest.mark.slow
@@ -236,10 +249,14 @@ def test_the_command_lists_and_refuses(capsys: pytest.CaptureFixture[str]) -> No
     assert "--scale cpu: as published\n" in shown
     for scales in recorded_run_seconds().values():
         for scale, seconds in scales.items():
-            assert f"{duration_text(seconds)} (--scale {scale})" in shown
+            assert any(f"{duration_text(seconds)} (--scale {label})" in shown for label in (scale, "cpu or paper"))
+    cli.main(["--list", "fedpbc", "afl/fashion"])
+    names = {line.split()[0] for line in capsys.readouterr().out.splitlines() if not line.startswith(" ")}
+    assert names == {"afl/fashion", *(name for name in list_recipe_names() if name.startswith("fedpbc/"))}
     for arguments, message in (
         (["fedpbc/fig2"], "did you mean 'fedpbc/fig2"),
         (["--all", "fedpcb"], "did you mean 'fedpbc'"),
+        (["--list", "fedpcb"], "did you mean 'fedpbc'"),
         (["fedpbc/fig2a", "--jobs", "0"], "--jobs 0"),
         (["fedpbc/fig2a", "--device", "abacus"], "abacus"),
     ):

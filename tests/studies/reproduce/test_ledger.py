@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -108,6 +109,12 @@ def test_a_statement_is_decided_or_says_why_not(
 
 
 STATEMENT = Statement("s", "Fig. 1", "there", "so it is")
+
+
+def test_a_scale_that_is_the_papers_counts_as_the_papers() -> None:
+    small = evidence("contradicted", "cpu")
+    assert judge_statement(STATEMENT, [replace(small, equals_paper_scale=True)]).verdict_label == "refuted"
+    assert judge_statement(STATEMENT, [small]).verdict_label == "not shown"
 
 
 def evidence(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from fedsim.studies.reproduce import report, stored
 from fedsim.studies.reproduce.comparison import Comparison
 from fedsim.studies.reproduce.intervals import NoIntervalError, mean_difference
 from fedsim.studies.reproduce.ledger import load_statement_ledger
+from fedsim.studies.reproduce.measures import make_measure
 from fedsim.studies.reproduce.number import MeasuredNumber
 from fedsim.studies.reproduce.recipe import load_recipe, recipe_folder
 from fedsim.studies.reproduce.statements import statements_text
@@ -242,6 +244,39 @@ def test_numbers_without_a_paper_and_targets_not_reached() -> None:
     assert report.format_report_rows([*rows, report.ReportRow("C", paper=1.0, ours=2.0)]).splitlines()[0].split() == [
         "paper", "ours", "difference",
     ]  # fmt: skip
+
+
+def test_evidence_shows_the_measured_number_beside_what_is_added_to_it() -> None:
+    numbers = two([73.0, 74.0, 73.0], [75.0, 75.5, 75.0], (0, 1, 2))
+
+    def evidence_text(**content: Any) -> str:
+        return comparison(**{"is": "below"}, **content).judge(numbers).evidence_text
+
+    assert "73.33 against 75.17 (B)" in evidence_text()
+    assert "73.33 against 65.17 (75.17 of B, minus 10)" in evidence_text(plus=-10)
+    assert "73.33 against 37.58 (0.5 × 75.17 of B)" in evidence_text(times=0.5)
+    assert "73.33 against 38.58 (0.5 × 75.17 of B, plus 1)" in evidence_text(times=0.5, plus=1)
+    assert "73.33 against 42" in comparison(than=42.0, **{"is": "above"}).judge(numbers).evidence_text
+
+
+def test_notes_say_what_the_spread_is_and_over_which_rounds() -> None:
+    measures = {
+        "end": make_measure(metric="a"),
+        "late": make_measure(metric="a", last=50),
+        "between": make_measure(metric="a", window=(3, 7), spread=True),
+        "peak": make_measure(metric="a", largest=True),
+        "reached": make_measure(metric="a", until="above", target=1.0),
+    }
+    recipe = SimpleNamespace(measures=measures)
+    notes = report.number_notes(recipe, [report.ReportRow("A", ours=1.0, std=0.5)])  # type: ignore[arg-type]
+    assert notes == [
+        "± is the standard deviation over seeds",
+        "late: mean over the evaluations in the last 50 rounds",
+        "between: standard deviation over the evaluations in rounds 3 to 7",
+        "peak: the largest value of all evaluations",
+    ]
+    assert report.number_notes(recipe, [report.ReportRow("A", ours=1.0)])[0].startswith("late")  # type: ignore[arg-type]
+    assert report.format_report_rows([report.ReportRow("A", ours=1.0)], None, ["late: …"]).splitlines()[-1] == "late: …"
 
 
 def test_a_label_without_results_leaves_the_comparison_not_run() -> None:

@@ -125,6 +125,7 @@ def test_every_strategy_has_a_name_for_papers() -> None:
     assert class_display_name("scaffold", "fedsim.strategies.Scaffold") == "SCAFFOLD"
     assert class_display_name("fedavg", "fedsim.strategies.FedAvg") == "FedAvg"
     assert class_display_name("mine_alone", "mypackage.Other") == "mine alone"
+    assert class_display_name("custom", "mypackage.Absence") == "Absence"
     assert all(hasattr(fedsim.strategies, name) for name in CLASS_DISPLAY_NAMES)
 
 
