@@ -14,6 +14,7 @@ from fedsim.core.errors import ConfigError
 log = logging.getLogger(__name__)
 
 SECONDS_BETWEEN_LOG_LINES = 10.0  # seconds between two log lines
+MIN_SHARE_FOR_ESTIMATES = 0.05  # of all work; before, the remaining time would count the start of the processes
 LEADING_METRICS = (
     "performative_risk",  # preferred to metrics on test samples, which do not react to the model
     "test_accuracy",
@@ -67,8 +68,8 @@ class JobProgress:
         self._start_time = self._last_log_time = clock()
 
     def remaining_time_text(self, share: float) -> str:
-        """Return the remaining time, given the completed share of all work; '' before any work is done."""
-        if not 0 < share < 1:
+        """Return the remaining time, given the completed share of all work; '' while the start dominates the time."""
+        if not MIN_SHARE_FOR_ESTIMATES <= share < 1:
             return ""
         return f", about {duration_text((self._clock() - self._start_time) * (1 - share) / share)} left"
 

@@ -20,7 +20,7 @@ from fedsim.data.datasets import Dataset, GaussianMean, HousePrices, Pricing, Pr
 from fedsim.data.datasets.pooled import PooledData
 from fedsim.local import PFL, PG, PoFL, ProFL
 from fedsim.models import Linear, Mean
-from fedsim.shift import Contribution, Demand, Response, Shift
+from fedsim.shift import Contribution, Demand, Location, Response, Shift
 from fedsim.shift.pooled import PooledShift
 from fedsim.strategies import FedAWE
 
@@ -160,6 +160,13 @@ def test_one_client_at_a_time_needs_samples_that_have_a_client() -> None:
     data = Dataset("stored", torch.zeros(6, 1), torch.zeros(6), loss="squared")
     with pytest.raises(ConfigError, match=r"local\.deals=one .* use a stream"):
         Simulation(data, Linear, clients=3, local=PG(deals="one"))
+
+
+def test_pg_ends_at_the_stable_point_where_sensitivities_differ(play) -> None:
+    """One derivative for all: (1 − mean ε)(mean m + mean ε · θ − θ) = 0 at θ^PS = Σm / Σ(1 − ε), not at θ^PO = 2."""
+    shift, data = Location(epsilons=[0.7, 0.1]), GaussianMean(2, means=[3.0, 1.0])
+    found = end(boxed(PG, -10, 10), data, Mean, shift, play, lr=0.5, clients=2, samples=2000, rounds=60)
+    assert found.item() == pytest.approx(4 / 1.2, abs=0.05)
 
 
 @pytest.mark.slow
