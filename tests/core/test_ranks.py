@@ -130,3 +130,17 @@ def test_rules_and_observers_end_the_run_of_all_ranks_in_the_same_round(played) 
         told = [(played / "ended" / f"{name}-{rank}").read_text() for rank in range(2)]
         assert told[0] == told[1]
         assert why in told[0]
+
+
+def test_rows_of_all_ranks_stand_one_rank_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the second of three ranks sees it; all send equally many rows, of which some are padding."""
+    rows = [torch.full((length, 2), float(length)) for length in (2, 1, 3)]
+
+    def all_gather(gathered: list[torch.Tensor], own: torch.Tensor) -> None:
+        assert torch.equal(own[:1], rows[1])
+        for received, sent in zip(gathered, rows, strict=True):
+            received[: len(sent)] = sent
+
+    monkeypatch.setattr(torch.distributed, "all_gather", all_gather)
+    found = ProcessRanks(1, 3).all_gather_rows(rows[1], [2, 1, 3])
+    assert torch.equal(found, torch.cat(rows))

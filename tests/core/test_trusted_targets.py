@@ -54,6 +54,15 @@ def test_what_is_of_no_such_kind_is_refused(target: str, said: str) -> None:
         resolve_target("model._target_", target, MODULE)
 
 
+def test_code_of_a_repository_runs_only_for_users_who_trust_the_library_that_fetches_it() -> None:
+    given = {"_target_": "torch.nn.Linear", "in_features": 1, "out_features": 1, "trust_remote_code": True}
+    with pytest.raises(ConfigError, match=r"^model\.trust_remote_code=True runs code of a repository"):
+        parse_object("model", given, MODULE)
+    assert parse_object("model", given | {"trust_remote_code": False}, MODULE).factory is nn.Linear
+    with trust_packages(["transformers"]):
+        assert parse_object("model", given, MODULE).factory is nn.Linear
+
+
 @pytest.mark.parametrize("old", RENAMED_MODULES)
 def test_a_package_is_found_by_the_name_it_had(old: str) -> None:
     assert importlib.util.find_spec(old) is None

@@ -271,6 +271,28 @@ def test_nobody_is_warned_of_every_client_that_lacks_a_class():
     assert not said
 
 
+def test_a_metric_of_torchmetrics_does_not_ask_other_ranks():
+    """All of them evaluate the whole test set: together they would count every sample several times."""
+    import torchmetrics
+
+    def others(value, group=None):
+        pytest.fail("it asks other ranks")
+
+    class Samples(torchmetrics.Metric):
+        def __init__(self):
+            super().__init__(distributed_available_fn=lambda: True, dist_sync_fn=others)
+            self.add_state("count", torch.tensor(0.0), dist_reduce_fx="sum")
+
+        def update(self, predictions, target):
+            self.count += len(target)
+
+        def compute(self):
+            return self.count
+
+    simulation = of(labelled(20), Linear, [Samples])
+    assert simulation.evaluator(models_of(simulation)).metrics["test_Samples"].tolist() == [20.0] * len(SEEDS)
+
+
 def test_a_metric_of_torchmetrics_moves_to_the_device_of_the_outputs():
     """The device 'meta' stands for a GPU; objects without a device stay what they are."""
 

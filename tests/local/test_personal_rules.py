@@ -176,6 +176,22 @@ def test_the_hessian_product_is_the_slope_of_the_gradient(way):
     torch.testing.assert_close(product, (ahead - behind) / 2e-5, rtol=0, atol=1e-8)
 
 
+def test_mixed_outputs_are_differentiated_by_the_clients_own_model_and_by_alpha() -> None:
+    """The loop differentiates a module, the other executors a function."""
+    from fedsim.trainer.objective import FunctionalObjective
+
+    simulation = simulation_of(ridge=RIDGE, execution=double("loop", workers=1))
+    v, w = simulation.initial_state().model
+    x, y, alpha = simulation.dataset.train_x[:4], simulation.dataset.train_y[:4], torch.tensor(0.3).double()
+    mixture = lambda v, alpha: loss_of(alpha * output(v, x) + (1 - alpha) * output(w, x), v, y)  # noqa: E731
+    by_model, by_alpha = gradients(mixture, v, alpha)
+    for objective in (simulation.trainer.executor._objectives.get(), FunctionalObjective(simulation.model)):
+        gradient, slope, value, *_ = objective.mixed_outputs(v, w, alpha, {"x": x, "y": y})
+        torch.testing.assert_close(gradient, by_model, rtol=0, atol=1e-12)
+        torch.testing.assert_close(slope, by_alpha, rtol=0, atol=1e-12)
+        torch.testing.assert_close(value, mixture(v, alpha), rtol=0, atol=1e-12)
+
+
 def test_a_loss_that_is_linear_has_no_curvature():
     """½‖θ − x‖² has the identity for a Hessian, θᵀx nothing: its gradient does not depend on θ."""
     dataset = Quadratics(clients=3, dimension=4)

@@ -15,6 +15,7 @@ from fedsim.availability import Bernoulli, Sine, Uniform
 from fedsim.core import ConfigError
 from fedsim.data.datasets import GaussianMean, Quadratics
 from fedsim.local import APFL, SGD, Ditto, PerFedAvg, PFedMe
+from fedsim.local.perfedavg import split_into_batches
 from fedsim.models import Linear, Mean
 from fedsim.run.tracking import Tracking
 from fedsim.shift import Location
@@ -189,3 +190,10 @@ def test_rates_of_replicates_move_both_models():
         runs.append(simulation.clients["personal"])
     torch.testing.assert_close(runs[0][5:], runs[1], rtol=0, atol=1e-12)
     assert not torch.allclose(runs[0][:5], runs[1])
+
+
+def test_parts_of_a_batch_have_every_so_manyth_sample_and_masks_of_their_own() -> None:
+    """Dropout draws by the key of a batch."""
+    parts = split_into_batches({"x": torch.arange(7), "key": torch.tensor(5)}, 3)
+    assert [part["x"].tolist() for part in parts] == [[0, 3, 6], [1, 4], [2, 5]]
+    assert len({part["key"].item() for part in parts}) == 3

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fedsim import ConfigError, Simulation, Tracking
-from fedsim.availability import Availability
+from fedsim.availability import Availability, Bernoulli, Uniform
 from fedsim.core import rng
 from fedsim.data.contamination import Contamination
 from fedsim.data.datasets import Dataset
@@ -223,6 +223,56 @@ def test_a_later_round_is_looked_at_too():
     late = process(probabilities=lambda self, t: np.full((2, 5), 1.0 + t))
     with pytest.raises(ConfigError, match=r"probabilities\(1\) of client 0 is 2"):
         simulation(**late).run()
+
+
+def of_the_largest_cohort(self, state, report, t):
+    """In the second round, the steps of every seed are divided by the number of clients of that which has most."""
+    cohort = report.cohort
+    most = max(*np.diff(cohort.replicate_bounds), 1)
+    step = cohort.sum(report.innovation) / most if t == 1 else cohort.mean(report.innovation)
+    return replace(state, model=state.model - step)
+
+
+def test_seeds_that_are_mixed_in_the_second_round_are_told_apart_where_numbers_of_clients_differ() -> None:
+    own = strategy(aggregate=of_the_largest_cohort) | {"availability": Bernoulli(Uniform(0.5))}
+    with pytest.raises(ConfigError, match=r"mixes the clients of different seeds.* in round 1"):
+        simulation(**own).run()
+
+
+def with_number_of_rounds(self, model, federation):
+    return Two(model, torch.zeros(len(model), 1))
+
+
+def mean_over_rounds_from_the_third_on(self, state, report, t):
+    rounds = state.other + report.cohort.is_nonempty[:, None]
+    step = report.cohort.mean(report.innovation)
+    return Two(state.model - (step / rounds if t >= 2 else step), rounds)
+
+
+def test_a_seed_of_which_nobody_has_come_yet_in_the_third_round_is_tried() -> None:
+    own = strategy(initial=with_number_of_rounds, aggregate=mean_over_rounds_from_the_third_on)
+    with pytest.raises(ConfigError, match=r"not finite after a round in which few clients took part.*\(round 2\)"):
+        simulation(**own, availability=Bernoulli(Uniform(0.5)), rounds=3).run()
+
+
+class FirstAsked(Own):
+    """A class that keeps its counts round by round, for whoever asks first."""
+
+    kept: ClassVar[dict[int, np.ndarray]] = {}
+
+    def setup(self, population):
+        super().setup(population)
+        self.kept.clear()
+
+    def counts(self, t):
+        draw = rng.generator(self.population.seeds[0], rng.Purpose.AVAILABILITY, t)
+        return self.kept.setdefault(t, draw.integers(0, 99, self.population.shape))
+
+
+@pytest.mark.parametrize("rounds", [1, 2])
+def test_a_process_whose_answers_another_simulation_changes_is_refused(rounds: int) -> None:
+    with pytest.raises(ConfigError, match=r"counts\(\d\) is not the same when called twice"):
+        simulation(availability=FirstAsked(), rounds=rounds, seeds=(0,)).run()
 
 
 @pytest.mark.parametrize(

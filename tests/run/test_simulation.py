@@ -84,6 +84,13 @@ def test_p_fedavg_reaches_the_performatively_stable_point(epsilons):
     assert abs(reached.mean() - expected) < 5 * error
 
 
+@pytest.mark.parametrize(("every", "rounds"), [(1, [0, 1, 2, 3, 4, 5]), (2, [0, 2, 4, 5]), (3, [0, 3, 5]), (9, [0, 5])])
+def test_models_are_evaluated_at_first_every_so_many_rounds_and_at_last(every: int, rounds: list[int]) -> None:
+    data, evaluation = Quadratics(clients=2, dimension=2), EvaluationOptions(every=every)
+    history = Simulation(data, Mean, clients=2, rounds=5, evaluation=evaluation).run().history
+    assert [row["round"] for row in history] == rounds
+
+
 class Frozen(nn.Module):
     """Random features that are not trained."""
 

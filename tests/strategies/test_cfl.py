@@ -165,3 +165,18 @@ def test_a_resumed_run_is_the_uninterrupted_one_and_replicates_stay_apart(federa
 def test_what_makes_no_sense_is_refused_by_name(settings, said):
     with pytest.raises(ConfigError, match=said):
         CFL(**settings)
+
+
+@pytest.mark.parametrize(
+    ("updates", "split"),
+    [
+        ([[0.3] * 4, [-0.3] * 4], True),  # of length 0.6
+        ([[0.3], [-0.3], [0.3], [-0.3]], False),
+    ],
+)
+def test_a_cluster_is_split_where_the_update_of_one_client_is_longer_than_eps_2(
+    updates: list[list[float]], split: bool
+) -> None:
+    rows = torch.tensor(updates, dtype=torch.float64)
+    leaving = CFL(0.1, 0.5).split_off_mask(rows, torch.ones(len(rows), dtype=torch.float64))
+    assert leaving.any().item() == split

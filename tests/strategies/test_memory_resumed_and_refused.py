@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from fedsim import EvaluationOptions, Simulation
 from fedsim.availability import Bernoulli, Full, Markov, Multiset, Uniform, UniformK
 from fedsim.core import ConfigError
 from fedsim.data.datasets import Dataset
-from fedsim.local import SGD, LocalRule, PerStep
+from fedsim.local import SGD, InverseSqrt, LocalRule, PerStep
 from fedsim.models import MLP
 from fedsim.run.tracking import Tracking
 from fedsim.strategies import F3AST, MIFA, FedAU, FedOpt, FedProx, FedVARP, PFedAvg, Scaffold
@@ -126,3 +127,16 @@ def test_three_rounds_and_three_more_are_six_bit_for_bit(name, tmp_path):
         [{k: v for k, v in row.items() if k != "seconds"} for row in run.history] for run in (resumed, straight)
     ]
     assert timeless[0] == timeless[1]
+
+
+@pytest.mark.parametrize(
+    ("schedule", "rounds", "rests"), [("constant", 2, True), (InverseSqrt(), 2, False), (InverseSqrt(), 1, True)]
+)
+def test_memory_of_gradients_is_told_to_rest_where_the_learning_rate_does_not_move(
+    schedule: Any, rounds: int, rests: bool, Regression: Any, regression_of: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    local = SGD(steps=1) if schedule == "constant" else SGD(steps=1, schedule=schedule)
+    Simulation(
+        regression_of(SIZES), Regression, clients=CLIENTS, strategy=MIFA(memory="gradient"), local=local, rounds=rounds
+    ).run()
+    assert any("strategy.memory=gradient has no effect" in message for message in caplog.messages) == rests

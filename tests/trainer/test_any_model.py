@@ -57,6 +57,15 @@ def test_fedavg_of_any_module_is_that_written_by_hand(name: str, ways: tuple[str
             assert result.history[-2 + r]["test_loss"] == pytest.approx(loss, abs=1e-10), way
 
 
+def test_a_module_that_cannot_be_vmapped_is_refused_under_vmap_and_computed_otherwise_by_default() -> None:
+    build = ZOO["a branch by data"]
+    with pytest.raises(ConfigError, match=r"^trainer\.executor=vmap cannot run \w+ \(.+\); use trainer\.executor=auto"):
+        simulation_of(build, execution=WAYS["vmap"])
+    candidates = [choice.executor for choice in simulation_of(build, execution=WAYS["auto"]).trainer.candidate_choices]
+    assert candidates
+    assert "vmap" not in candidates
+
+
 OFTEN = ("batch norm", "batch norm, cumulative", "spectral norm", "lstm", "batch norm by batches", "functional dropout")
 
 

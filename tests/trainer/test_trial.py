@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -13,7 +15,7 @@ from fedsim.data.datasets import Digits
 from fedsim.local import SGD
 from fedsim.models import Linear
 from fedsim.trainer import trial
-from fedsim.trainer.trial import MAX_TIMED_ROWS, MIN_STEP_SECONDS, fastest_contender
+from fedsim.trainer.trial import MAX_TIMED_ROWS, MIN_STEP_SECONDS, TimingRows, fastest_contender, make_timed_step
 
 CPU = torch.device("cpu")
 
@@ -138,6 +140,27 @@ def test_a_trial_leaves_nothing_behind(told, winner):
     assert torch.equal(found.run().state.model, named.run().state.model)
     assert found.trainer.executor_choice.executor == found.trainer.executor_choice.executor == winner
     assert asked == [["vmap", "fused", "loop"]]
+
+
+def test_what_is_timed_is_one_step_of_the_first_rows() -> None:
+    """Of clients that have several; rows, parameters and rates are those of the same clients."""
+    simulation = simulation_of()
+    everyone = np.ones((1, 9))
+    plan = simulation.trainer.batches.plan(simulation.federation.make_cohort(everyone, everyone), 0)
+    assert plan.load.steps.min() > 1
+    seen: list[tuple[list[int], list[float], list[float]]] = []
+
+    class Watching:
+        def run(self, chunk: Any, carry: dict[str, torch.Tensor], rates: torch.Tensor, deployed: None) -> None:
+            seen.append((chunk.steps.tolist(), carry["params"][:, 0].tolist(), rates[0].tolist()))
+
+    numbers = torch.arange(9.0)
+    rows = TimingRows({"params": numbers[:, None]}, 0.1 * numbers.expand(int(plan.load.steps.max()), -1), None)
+    make_timed_step(Watching(), plan, rows)(4)  # type: ignore[arg-type]
+    ((steps, taken, rates),) = seen
+    assert steps == [1] * 4
+    assert len(set(taken)) == 4
+    assert rates == pytest.approx([0.1 * number for number in taken])
 
 
 def test_it_is_held_once_for_what_is_alike(told):

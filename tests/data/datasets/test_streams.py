@@ -114,6 +114,22 @@ def test_a_mixtures_sample_is_its_groups_component_in_the_base_fractions(name):
         assert ((own.double().mean(1) - fraction).abs() < 5 * math.sqrt(fraction * (1 - fraction) / n)).all()
 
 
+@pytest.mark.parametrize("name", ["pricing_groups", "regression_groups"])
+def test_of_an_exact_sample_every_group_has_its_base_fraction(name: str) -> None:
+    data, clients = STREAMS[name], torch.arange(4)
+    group = data.exact(clients, keys_of(clients), 400, torch.float64)["group"]
+    for row in group:
+        assert row.bincount().tolist() == [round(400 * fraction) for fraction in data.fractions.tolist()]
+
+
+def test_slopes_are_spread_evenly_around_those_of_their_groups() -> None:
+    """Of 400 uniform numbers within ± 0.5, some lie in the outer tenth on either side."""
+    away = RegressionGroups(400, slopes=[1.0, 3.0], spread=0.5).slopes - torch.tensor([1.0, 3.0])
+    assert away.abs().max() <= 0.5
+    assert (away.amin(0) < -0.4).all()
+    assert (away.amax(0) > 0.4).all()
+
+
 def test_house_prices_follow_their_regression():
     """Least squares on exact samples gives a_i and σ_n² back."""
     data, clients = STREAMS["house_prices"], torch.arange(4)

@@ -64,6 +64,13 @@ def test_just_below_there_is_one_and_the_gradient_finds_it():
     assert stable_point(risk, torch.zeros(1)).item() == pytest.approx(2000.0, rel=1e-6)
 
 
+def test_repeated_minimisation_stops_within_the_tolerance_of_its_limit() -> None:
+    """Every step is half the one before, so that as much is left as the last one: θ^PS = 2 / (1 − 0.5) = 4."""
+    risk = risk_of(simulation_of(GaussianMean(3, means=[1.0, 2.0, 3.0]), Mean, Pushed(0.5)), samples=4)
+    found = stable_point(risk, torch.zeros(1), method="repeated", tolerance=0.02).item()
+    assert 0 < 4 - found <= 0.02 * (1 + 4)
+
+
 @pytest.mark.parametrize(
     ("build", "solve", "message"),
     [

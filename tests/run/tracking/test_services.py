@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 import struct
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -15,6 +18,8 @@ from fedsim import EvaluationOptions, Simulation
 from fedsim.data.datasets import Quadratics
 from fedsim.models import Mean
 from fedsim.run.tracking import MLflow, RunConfig, Tracking, Trackio, WandB
+from fedsim.run.tracking.observer import EvaluationEvent, RunStarted
+from fedsim.run.tracking.services import mean_and_replicate_metrics
 
 SETTINGS = {"lr": 0.1, "strategy": "fedavg", "clip": None} | {f"key{n}": "x" * 600 for n in range(120)}
 
@@ -116,3 +121,48 @@ def test_trackio_has_the_curves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     logs = trackio.sqlite_storage.SQLiteStorage.get_logs("mine", "run")
     for name, values in losses(result).items():
         assert [(log["step"], log[name]) for log in logs if name in log] == list(zip([0, 2, 4], values, strict=True))
+
+
+def test_a_service_is_sent_the_mean_and_of_several_seeds_each_ones_number_and_no_nan() -> None:
+    rows = [
+        {"round": 4, "seed": 2, "train_loss": 1.0, "fairness": math.nan},
+        {"round": 4, "seed": 5, "train_loss": 3.0, "fairness": math.nan},
+    ]
+    both, alone = (EvaluationEvent(4, some, {}, lambda _: {}) for some in (rows, rows[:1]))
+    assert mean_and_replicate_metrics(both, ["seed_2", "seed_5"]) == {
+        "train_loss": 2.0, "seed_2/train_loss": 1.0, "seed_5/train_loss": 3.0
+    }  # fmt: skip
+    assert mean_and_replicate_metrics(alone, ["seed_2"]) == {"train_loss": 1.0}
+
+
+class StandIn(ModuleType):
+    """What trackio is asked for, written down."""
+
+    def __init__(self) -> None:
+        super().__init__("trackio")
+        self.asked: list[tuple[str, Any]] = []
+
+    def init(self, **given: Any) -> None:
+        self.asked.append(("init", given["name"]))
+
+    def log(self, values: dict[str, float], step: int) -> None:
+        self.asked.append(("log", step))
+
+    def finish(self) -> None:
+        self.asked.append(("finish", None))
+
+
+def test_a_record_of_trackio_is_ended_once_per_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also by an observer that is closed again, and that goes on to another run."""
+    service = StandIn()
+    monkeypatch.setitem(sys.modules, "trackio", service)
+    observer = Trackio("mine")
+    observer.close()  # nothing is open
+    for name in ("one", "other"):
+        (tmp_path / name).mkdir()
+        observer.begin(RunStarted(tmp_path / name, (0,), 2))
+        observer.evaluated(EvaluationEvent(2, [{"round": 2, "seed": 0, "train_loss": 1.0}], {}, lambda _: {}))
+        observer.close()
+        observer.close()
+    logged = [("log", 2), ("finish", None)]
+    assert service.asked == [("init", "one"), *logged, ("init", "other"), *logged]

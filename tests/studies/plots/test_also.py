@@ -62,3 +62,15 @@ def test_curves_of_newcomers_are_written_too(tmp_path):
     save_curves(tmp_path / "curves.csv", [ResultCell({"algorithm": "FedAvg"}, run)], ["newcomers train_loss"], {})
     with open(tmp_path / "curves.csv") as file:
         assert [row["mean"] for row in csv.DictReader(file)] == ["1", "0.5"]
+
+
+def test_every_metric_has_a_row_of_panels() -> None:
+    """Three panels of each: a picture of one column more would break the rows elsewhere."""
+    rows = [{"round": t, "seed": 0, "test_loss": 2.0 - t, "train_loss": 1.0} for t in (0, 1)]
+    drawn_cells = [ResultCell({"data": name}, Run(Path("nowhere"), rows, {})) for name in "ABC"]
+    drawing = curves_figure(drawn_cells, ["test_loss", "train_loss"], panel="data")
+    grid = drawing.axes[0].get_gridspec()
+    assert (grid.nrows, grid.ncols) == (2, 3)
+    assert [axes.get_title() for axes in drawing.axes] == [*"ABC"] * 2
+    for row in (drawing.axes[:3], drawing.axes[3:]):
+        assert len({axes.get_ylabel() for axes in row}) == 1

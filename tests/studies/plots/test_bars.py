@@ -32,3 +32,11 @@ def test_every_measure_has_a_panel_with_its_own_numbers(measure: str | list[str]
 def test_panels_of_an_axis_and_of_measures_say_both() -> None:
     drawing = bars_figure(CELLS, ["x", "y"], panel="rule", group="set")
     assert [axes.get_title() for axes in drawing.axes] == ["one, x", "one, y", "two, x", "two, y"]
+
+
+def test_an_axis_with_a_minimum_begins_there_and_ends_above_the_highest_bar_and_dot() -> None:
+    for measure, highest in (("x", 5.0), ("y", 11.0)):
+        (axes,) = bars_figure(CELLS, measure, group="set", colours="rule", minimum=0.5).axes
+        low, high = axes.get_ylim()
+        assert low == 0.5
+        assert high >= highest

@@ -66,6 +66,10 @@ def test_a_diagram_of_ranks_has_the_best_on_the_left_and_every_text_inside(count
         f"{name}  {rank:.1f}" if number < (count + 1) // 2 else f"{rank:.1f}  {name}"
         for number, (name, rank) in enumerate(zip(names, ranks, strict=True))
     ]
+    numbers = {float(text.get_text()): text.get_position()[0] for text in axes.texts if text.get_text().isdigit()}
+    assert numbers == {float(rank): rank for rank in range(1, count + 1)}
+    upright = [set(line.get_xdata()) for line in axes.lines if len(set(line.get_xdata())) == 1]
+    assert [{rank} for rank in numbers] == upright
     joined = next(line.get_xdata() for line in axes.lines if line.get_color() == "#D55E00")
     assert joined[0] == pytest.approx(ranks[0], abs=0.01 * count)
     assert joined[1] == pytest.approx(ranks[1], abs=0.01 * count)

@@ -349,3 +349,22 @@ def test_of_jobs_in_lockstep_the_log_names_what_the_user_gave_to_any_of_them(
             record.getMessage().partition("=")[0] for record in caplog.records if record.name == "fedsim.run.settings"
         ]
         assert told == kept * len(company)
+
+
+@pytest.mark.usefixtures("composed_once")
+def test_a_recipe_without_training_has_a_cell_for_every_simulation_that_can_be_built(tmp_path: Path) -> None:
+    """The other one is skipped, with the reason."""
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "drawn.yaml").write_text(
+        "source: nowhere Fig. 2\nabout: a test\ntrain: false\nbase: [dataset=digits, availability=stationary]\n"
+        "axes: {clients: {two: clients=2, none: clients=0}}\n"
+        "scales: {smoke: {}, cpu: {}, paper: {}}\nfigure: {kind: bubbles, clients: 2}\n"
+    )
+    recipe = load_recipe("mine/drawn", tmp_path)
+    runs = cli._carry_out_runs(recipe, "smoke", "cpu", tmp_path / "out", "1", ())
+    (cell,), ((skipped, reason),) = runs.cells, runs.skip_reasons.items()
+    assert cell.axis_labels == {"clients": "two"}
+    assert cell.availability is not None
+    assert cell.availability.population.clients == 2
+    assert skipped == "none"
+    assert "clients=0" in reason

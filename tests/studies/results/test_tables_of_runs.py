@@ -277,6 +277,7 @@ def test_replicates_without_a_number_leave_with_their_partners() -> None:
         ([1.0, 1.1, 0.9], True, "better in 3 of 3 pairs, 95 % interval 0.7516 to 1.248: better"),
         ([1.0, 1.1, 0.9], False, "better in 0 of 3 pairs, 95 % interval 0.7516 to 1.248: worse"),
         ([1.0, -1.0, 0.0], True, "better in 1 of 3 pairs, 95 % interval -2.484 to 2.484: not significant"),
+        ([1.0, -1.0, 0.0], False, "better in 1 of 3 pairs, 95 % interval -2.484 to 2.484: not significant"),
         ([1.0], True, "one pair says nothing of the spread"),
         ([], True, "there is no pair"),
     ],
