@@ -318,11 +318,6 @@ def parse_object(config_key: str, config_node: Mapping[str, Any], expected_kind:
     )
 
 
-def check_passed_through_node(key: str, node: Any, kinds: Sequence[ComponentKind]) -> None:
-    """Refuse forbidden names in a mapping or list, however deep, that is passed on as it is."""
-    _parse_nested_objects(key, node, kinds)
-
-
 def check_remote_code(key: str, node: Mapping[str, Any]) -> None:
     """Refuse arguments by which a library would run code from a repository."""
     if node.get(REMOTE_CODE_ARGUMENT) and not {"transformers", "datasets"} & set(_current_trust.get().trusted_packages):
