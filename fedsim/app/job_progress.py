@@ -149,8 +149,9 @@ def best_metric_text(folders: Sequence[Path], names: Sequence[str] | None = None
     evaluated = [entry for entry in evaluated if entry[0] == evaluated[0][0] and entry[1] == entry[1]]
     if not evaluated:
         return ""
-    name, value, run_name = (max if is_higher_better(evaluated[0][0]) else min)(evaluated, key=lambda entry: entry[1])
-    return f"best at present: {metric_text(name, value)} ({run_name})"
+    higher_is_better = is_higher_better(evaluated[0][0])
+    name, value, run_name = (max if higher_is_better else min)(evaluated, key=lambda entry: entry[1])
+    return f"{'highest' if higher_is_better else 'lowest'} at present: {metric_text(name, value)} ({run_name})"
 
 
 class FinishedRounds:

@@ -63,7 +63,8 @@ def _total_and_start(records: Path) -> tuple[int, float]:
 def best_run_text(
     records: Path, folder: Path, overrides: list[str], objective: str | None, direction: Any = None
 ) -> str:
-    """Return '; best so far: test_accuracy 0.83 (lr=0.1)' for the runs that have ended; '' for the first one.
+    """Return '; highest so far: test_accuracy 0.83 (lr=0.1)', or the lowest loss, of the runs that have ended; '' for
+    the first one.
 
     Args:
         records: folder of the sweep's records.
@@ -89,7 +90,8 @@ def best_run_text(
     value, texts = (max if higher_is_better else min)(values, key=lambda entry: entry[0])
     common_overrides = set(texts).intersection(*(run_texts for _, run_texts in runs))
     differing_overrides = [text for text in texts if text not in common_overrides and override_key(text) != "out"]
-    return f"; best so far: {metric_text(name, value)} ({' '.join(differing_overrides)})"
+    adjective = "highest" if higher_is_better else "lowest"
+    return f"; {adjective} so far: {metric_text(name, value)} ({' '.join(differing_overrides)})"
 
 
 def num_tuning_trials(sweeper: DictConfig) -> int | None:

@@ -222,7 +222,7 @@ def partition_samples(data: Dataset, partition: Partition | None, clients: int, 
     used_counts = [len(t.order) + (0 if t.validation is None else len(t.validation.order)) for t in tables]
     left_out = samples.count - min(used_counts)
     if left_out:
-        log.info("partition: %d of %d samples are not used", left_out, samples.count)
+        log.info("partition: %d of %d samples are not assigned to a client", left_out, samples.count)
     return tables
 
 

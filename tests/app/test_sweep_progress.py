@@ -30,10 +30,10 @@ def ended(records: Path, number: int, status: str, **final: float | None) -> tup
 @pytest.mark.parametrize(
     ("objective", "direction", "expected"),
     [
-        (None, None, "test_accuracy 0.9 (lr=1)"),
-        ("test_loss", None, "test_loss 0.2 (lr=2)"),
-        ("test_loss", "Direction.maximize", "test_loss 0.9 (lr=1)"),
-        ("test_accuracy", "minimize", "test_accuracy 0.5 (lr=3)"),
+        (None, None, "highest so far: test_accuracy 0.9 (lr=1)"),
+        ("test_loss", None, "lowest so far: test_loss 0.2 (lr=2)"),
+        ("test_loss", "Direction.maximize", "highest so far: test_loss 0.9 (lr=1)"),
+        ("test_accuracy", "minimize", "lowest so far: test_accuracy 0.5 (lr=3)"),
     ],
 )
 def test_the_best_run_is_that_of_the_objective(
@@ -46,7 +46,7 @@ def test_the_best_run_is_that_of_the_objective(
     ended(records, 5, "done", test_accuracy=None, test_loss=None)
     ended(records, 6, "running")
     now = ended(records, 3, "running", test_accuracy=0.5, test_loss=0.5)
-    assert best_run_text(records, *now, objective, direction) == f"; best so far: {expected}"
+    assert best_run_text(records, *now, objective, direction) == f"; {expected}"
 
 
 def test_of_one_run_nothing_is_said(tmp_path: Path) -> None:
@@ -72,8 +72,8 @@ def test_a_sweep_says_its_best_run(fedsim: Callable[..., Ended], tmp_path: Path)
     lines = fedsim(tmp_path, "-m", "lr=0.0001,0.3", *SMALL, "out=sweep").out.splitlines()
     positions = [line for line in lines if line.startswith("[")]
     assert positions[0].startswith("[1/2], about ")
-    assert "best so far" not in positions[0]
-    assert re.search(r"^\[2/2\] .*; best so far: test_accuracy 0\.\d+ \(lr=0\.3\)$", positions[1])
+    assert "so far" not in positions[0]
+    assert re.search(r"^\[2/2\] .*; highest so far: test_accuracy 0\.\d+ \(lr=0\.3\)$", positions[1])
 
 
 def test_trials_are_counted_and_the_best_is_shown(fedsim: Callable[..., Ended], tmp_path: Path) -> None:
@@ -83,4 +83,4 @@ def test_trials_are_counted_and_the_best_is_shown(fedsim: Callable[..., Ended], 
     ).out.splitlines()
     positions = [line for line in lines if line.startswith("[")]
     assert positions[0].startswith("[1/2], about ")
-    assert re.search(r"^\[2/2\] .*; best so far: test_accuracy 0\.\d+ \(.*lr=", positions[1])
+    assert re.search(r"^\[2/2\] .*; highest so far: test_accuracy 0\.\d+ \(.*lr=", positions[1])

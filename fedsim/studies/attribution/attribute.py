@@ -157,7 +157,9 @@ def summary_sentence(attribution: Attribution, scale: float = 1.0, unit_label: s
         f"{attribution.all_causes[i].label} {mean_and_interval_text(attribution.shares[i])}"
         for i in attribution.cause_order
     ]
-    return f"Of {mean_and_interval_text(attribution.total_effect)}{unit_label}: {', '.join(share_texts)}."
+    low, high = PairedDifference(attribution.total_effect).confidence_interval
+    doubt = " The interval of the total contains zero: these seeds do not show a loss." if low <= 0 <= high else ""
+    return f"Of {mean_and_interval_text(attribution.total_effect)}{unit_label}: {', '.join(share_texts)}.{doubt}"
 
 
 def _number_with_minus_sign(value: float) -> str:

@@ -97,6 +97,7 @@ def comparison_pictures(
         sentences = {
             band_sentence: is_interval or not all(name in DISTANCE_COLUMNS for name in chosen_metrics),
             middle_band.replace(" Bands", " On logarithmic axes, bands"): logarithmic and not is_interval,
+            " Bands of fractions are cut off at 0 and 100 %.": any(is_fraction(name) for name in chosen_metrics),
         }
         text = "".join(sentence for sentence, applies in sentences.items() if applies)
         text = f"Mean over the replicates.{text}" if has_several_replicates else "One seed."

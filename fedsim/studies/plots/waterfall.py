@@ -24,19 +24,23 @@ def waterfall_figure(labels: list[str], steps: np.ndarray, start: float, unit: s
     with matplotlib.rc_context(matplotlib_parameters()):
         drawing, (axes,) = panel_figure(1, width=max(4.4, 1.2 * (len(labels) + 2)), columns=1)
         axes.bar(0, start, 0.7, color="#7F7F7F")
+        lowest, highest = float(min(tops)), float(max(tops))
         for number, mean in enumerate(means):
             colour = PALETTE[1] if mean < 0 else PALETTE[0]
             axes.bar(number + 1, mean, 0.7, bottom=tops[number], color=colour)
             if steps.shape[1] > 1:
                 lower_bound, upper_bound = PairedDifference(steps[number]).confidence_interval
-                axes.errorbar(
-                    number + 1, tops[number + 1], (upper_bound - lower_bound) / 2, color="black", linewidth=1, capsize=2
-                )
+                half_width = (upper_bound - lower_bound) / 2
+                axes.errorbar(number + 1, tops[number + 1], half_width, color="black", linewidth=1, capsize=2)
+                if np.isfinite(half_width):
+                    lowest, highest = (
+                        min(lowest, tops[number + 1] - half_width),
+                        max(highest, tops[number + 1] + half_width),
+                    )
             axes.plot([number + 0.35, number + 0.65], [tops[number]] * 2, color="black", linewidth=0.6)
         axes.bar(len(labels) + 1, tops[-1], 0.7, color="#7F7F7F")
-        lower_bound, upper_bound = float(min(tops)), float(max(tops))
-        margin = 0.15 * (upper_bound - lower_bound or abs(upper_bound) or 1.0)
-        axes.set_ylim(lower_bound - 2 * margin, upper_bound + margin)
+        margin = 0.15 * (highest - lowest or abs(highest) or 1.0)
+        axes.set_ylim(lowest - 2 * margin, highest + margin)
         names = ["without all", *labels, "as it is"]
         axes.set_xticks(range(len(names)), [wrap_name(name, 12) for name in names])
         axes.grid(visible=False, axis="x")

@@ -243,10 +243,13 @@ def unreached_target_texts(recipe: Recipe, table_lines: list[ReportRow], cells: 
 
 
 def number_notes(recipe: Recipe, table_lines: list[ReportRow]) -> list[str]:
-    """Return what ± is, and over which evaluations measures are taken unless it is the last one."""
+    """Return what ± is, the units, and over which evaluations measures are taken unless it is the last one."""
     notes = ["± is the standard deviation over seeds"] if any(row.std for row in table_lines) else []
-    periods = {name: measure.period_text for name, measure in recipe.measures.items()}
-    return notes + [f"{name}: {text}" for name, text in periods.items() if text]
+    for name, measure in recipe.measures.items():
+        unit_text = f"in {measure.unit}" if measure.unit else ""
+        if text := ", ".join(filter(None, [unit_text, measure.period_text])):
+            notes.append(f"{name}: {text}")
+    return notes
 
 
 def format_report_rows(

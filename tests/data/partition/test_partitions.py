@@ -110,7 +110,7 @@ def test_samples_left_out_are_said(caplog: pytest.LogCaptureFixture) -> None:
         Simulation(Digits(), Linear, clients=100, partition=IID(), execution=Execution(device="cpu"))
         assert "not used" not in caplog.text
         Simulation(Digits(), Linear, clients=100, partition=Equal(), execution=Execution(device="cpu"))
-    assert "38 of 1438 samples are not used" in caplog.text
+    assert "38 of 1438 samples are not assigned to a client" in caplog.text
 
 
 @pytest.mark.parametrize("parts", [[[0, 1], [1, 2]], [[0, 0], [1]]])

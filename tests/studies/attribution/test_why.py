@@ -13,7 +13,12 @@ from fedsim.app import commands
 from fedsim.app.build import build
 from fedsim.app.composition import hydra_context
 from fedsim.core.errors import ConfigError
-from fedsim.studies.attribution.attribute import default_attribution_metric, run_attribution, summary_sentence
+from fedsim.studies.attribution.attribute import (
+    Attribution,
+    default_attribution_metric,
+    run_attribution,
+    summary_sentence,
+)
 from fedsim.studies.attribution.causes import CAUSES, applicable_causes, config_without_causes
 from fedsim.studies.attribution.shapley import shapley_values
 from fedsim.studies.attribution.why_cli import _run_configuration, main
@@ -60,6 +65,18 @@ def test_shares_on_quadratics_are_those_of_the_closed_form(tmp_path: Path) -> No
         np.testing.assert_allclose(attribution.shares[:, r], -shapley_values(values[:, None])[:, 0], atol=1e-9)
     np.testing.assert_allclose(attribution.shares.sum(0), attribution.total_effect, atol=1e-12)
     assert summary_sentence(attribution).startswith("Of ")
+
+
+def test_a_total_whose_interval_contains_zero_is_said_not_to_show_a_loss() -> None:
+    causes = [cause for cause in CAUSES if cause.name == "availability"]
+
+    def sentence(values: list[list[float]]) -> str:
+        return summary_sentence(Attribution("test_accuracy", causes, np.array(values), higher_is_better=True))
+
+    assert sentence([[0.5, 0.52, 0.51], [0.7, 0.72, 0.71]]).endswith("].")
+    assert sentence([[0.5, 0.72, 0.6], [0.7, 0.52, 0.61]]).endswith(
+        "The interval of the total contains zero: these seeds do not show a loss."
+    )
 
 
 def test_batch_noise_is_no_cause_where_samples_are_drawn_afresh() -> None:

@@ -262,7 +262,7 @@ def test_evidence_shows_the_measured_number_beside_what_is_added_to_it() -> None
 def test_notes_say_what_the_spread_is_and_over_which_rounds() -> None:
     measures = {
         "end": make_measure(metric="a"),
-        "late": make_measure(metric="a", last=50),
+        "late": make_measure(metric="a", last=50, unit="%"),
         "between": make_measure(metric="a", window=(3, 7), spread=True),
         "peak": make_measure(metric="a", largest=True),
         "reached": make_measure(metric="a", until="above", target=1.0),
@@ -271,7 +271,7 @@ def test_notes_say_what_the_spread_is_and_over_which_rounds() -> None:
     notes = report.number_notes(recipe, [report.ReportRow("A", ours=1.0, std=0.5)])  # type: ignore[arg-type]
     assert notes == [
         "± is the standard deviation over seeds",
-        "late: mean over the evaluations in the last 50 rounds",
+        "late: in %, mean over the evaluations in the last 50 rounds",
         "between: standard deviation over the evaluations in rounds 3 to 7",
         "peak: the largest value of all evaluations",
     ]
