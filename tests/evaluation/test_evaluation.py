@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import inspect
 import itertools
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,6 +16,7 @@ from torch.nn.utils import vector_to_parameters
 from fedsim import EvaluationOptions, Execution, Simulation
 from fedsim.core import ConfigError
 from fedsim.data.datasets import Dataset, GaussianMean, Quadratics
+from fedsim.evaluation.evaluator import Evaluator
 from fedsim.local import SGD
 from fedsim.models import Linear, Mean
 from fedsim.shift import Location
@@ -251,3 +255,22 @@ def test_a_large_population_is_thinned_evenly():
     simulation = Simulation(dataset, Mean, clients=clients, execution=Execution(dtype="float64"))
     loss = simulation.evaluator(torch.zeros(1, 1, dtype=torch.float64)).metrics["train_loss"][0]
     assert loss == pytest.approx(0.5 * (x**2).mean().item(), rel=0.01)
+
+
+def test_ranks_that_share_the_clients_measure_all_of_them():
+    """Each is alone responsible for its clients: what the ranks hold is added up, and gives the numbers of one rank."""
+    simulation = Simulation(images(), Linear, clients=len(SIZES), seeds=(0, 1), execution=Execution(dtype="float64"))
+    whole, models = simulation.evaluator, simulation.model.initial((0, 1))
+    alone = whole._evaluate_clients(whole.samples, models, models, 0)
+    shares = []
+    for rank in range(3):
+        own, mine = copy.copy(whole), slice(rank, None, 3)
+        own.ranks = SimpleNamespace(num_ranks=3, client_slice=mine, all_reduce_sum=lambda values: values)
+        own.clients = whole.clients[mine]
+        shares.append(own._evaluate_clients(own.samples, models, models, 0))
+    for expected, values in zip(alone[:2], list(zip(*shares, strict=True))[:2], strict=True):
+        torch.testing.assert_close(sum(values), expected)
+
+
+def test_an_evaluator_by_itself_takes_as_many_samples_as_the_options_of_a_run():
+    assert inspect.signature(Evaluator).parameters["client_samples"].default == EvaluationOptions().client_samples

@@ -95,6 +95,7 @@ MANY = torch.zeros(40_000, dtype=torch.float64)
         (lambda x: torch.empty_like(x).normal_(2, 3), 2.0, 3.0),
         (lambda x: torch.empty_like(x).exponential_(4.0), 0.25, 0.25),
         (lambda x: torch.empty_like(x).bernoulli_(0.2), 0.2, 0.4),
+        (lambda x: torch.empty_like(x).bernoulli_(), 0.5, 0.5),
         (lambda x: F.dropout(x + 1, 0.2), 1.0, 0.5),
         (lambda x: torch.randint(2, 6, x.shape).double(), 3.5, 1.25**0.5),
         (lambda x: F.rrelu(x - 1, 0.2, 0.4, training=True), -0.3, 0.2 * 12**-0.5),
@@ -104,6 +105,12 @@ def test_the_laws_are_those_asked_for(call: Callable[[Tensor], Tensor], mean: fl
     drawn = under(torch.tensor(5), call, MANY)
     assert drawn.mean().item() == pytest.approx(mean, abs=5 * std / 200)
     assert drawn.std().item() == pytest.approx(std, rel=0.03)
+
+
+def test_a_hard_gumbel_sample_is_1_where_the_soft_one_is_largest() -> None:
+    soft = under(torch.tensor(5), F.gumbel_softmax)
+    hard = under(torch.tensor(5), lambda x: F.gumbel_softmax(x, hard=True))
+    torch.testing.assert_close(hard, F.one_hot(soft.argmax(-1), 4).double())
 
 
 def test_dropout_of_everything_leaves_zeros() -> None:

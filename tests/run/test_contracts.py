@@ -19,6 +19,7 @@ from fedsim.data.datasets import Dataset
 from fedsim.data.partition import IID, Natural
 from fedsim.local import SGD
 from fedsim.models import Linear
+from fedsim.models.selectors import ByName
 from fedsim.run.contracts import contains_user_code
 from fedsim.run.wiring import resolve_data_and_client_count
 from fedsim.shift import Shift
@@ -212,6 +213,11 @@ def test_what_keeps_it_runs_as_ours_does():
     simulation(**strategy(), **process(), seeds=(0,)).run()
     simulation(**shift(lambda batch, theta: batch | {"x": batch["x"] + theta.mean()})).run()
     simulation(**local(SGD.step)).run()
+
+
+def test_a_rule_is_tried_on_whole_rows_where_columns_stay_with_the_client():
+    own, ours = (simulation(columns=ByName(stays=["bias"]), **rule).run() for rule in (local(SGD.step), {}))
+    torch.testing.assert_close(own.state.model, ours.state.model)
 
 
 def test_draws_that_are_functions_are_welcome():

@@ -18,6 +18,7 @@ from fedsim.core.errors import CheckpointError
 from fedsim.data.datasets import Dataset, GaussianMean
 from fedsim.data.drift import Abrupt, ByClient, Cyclic, Linear, RandomWalk, Replay
 from fedsim.data.partition import Dirichlet
+from fedsim.evaluation.drifting_test_set import DriftingTestSet
 from fedsim.evaluation.performative import Risk
 from fedsim.evaluation.performative.reference_path import track_reference_points
 from fedsim.evaluation.performative.references import find_replicate_references
@@ -126,6 +127,22 @@ def test_training_and_evaluation_follow_a_loop_over_clients(moves, executor):
                 ends.append(local)
             theta = np.mean(ends, axis=0)
         assert np.abs(result.state.model.numpy()[r] - theta).max() < 1e-10
+
+
+def test_a_test_sample_is_weighted_by_the_test_sets_fractions_as_these_are_for_its_client():
+    """Sample j drifts like client j mod m, and belongs to none: its class has the fraction of the whole test set."""
+    data, speed, factors, t = blobs(), 0.4, [1.0, -0.5, 2.0], 3
+    simulation = Simulation(
+        data, Softmax, clients=3, drift=Linear(speed, moves="labels", factors=factors), seeds=(0, 5), execution=DOUBLE
+    )
+    labels = data.test_y.numpy()
+    fractions = np.bincount(labels, minlength=CLASSES) / len(labels)
+    amounts = [factors[j % 3] * speed * t for j in range(len(labels))]
+    expected = [drifted("labels", amounts[j], None, labels[j : j + 1], fractions)[2][0] for j in range(len(labels))]
+    batches = DriftingTestSet(simulation.data).batches({"x": data.test_x, "y": data.test_y}, 0, t)
+    assert len(batches) == 2
+    for batch in batches:
+        assert batch["weight"].tolist() == pytest.approx(expected)
 
 
 def test_the_global_model_has_the_same_training_loss_as_a_personal_model_in_each_round():

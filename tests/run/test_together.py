@@ -91,6 +91,16 @@ def test_stacked_and_vmapped_rows_to_float_tolerance(digits, execution, calls):
     assert len(calls) == 4 + 4 + 4
 
 
+def test_those_of_more_and_of_fewer_steps_share_a_call(digits, calls):
+    """An epoch of a fifth of the samples is of twice as many steps as one of a ninth."""
+    makes = [
+        functools.partial(one, digits, local=SGD(epochs=1, batch_size=64), rounds=2, clients=clients)
+        for clients in (5, 9)
+    ]
+    agree(makes)
+    assert len(calls) == 2 + 2 + 2
+
+
 def test_those_that_do_not_fit_go_side_by_side(digits, calls):
     makes = [
         lambda: one(digits, rounds=2),

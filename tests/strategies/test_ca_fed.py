@@ -87,6 +87,13 @@ def test_the_correlated_go_first_and_never_all():
     assert CAFed(bias=1e3).included_of_replicate(w, np.array([1.0, 1.0, 2.0, 1.0]), order).all()
 
 
+def test_leaving_out_the_last_one_is_not_even_tried():
+    """There is no mean of no losses: neither an error nor a warning comes of it."""
+    with np.errstate(all="raise"):
+        kept = CAFed(bias=0.0).included_of_replicate(np.full(3, 1 / 3), np.ones(3), [0, 1, 2])
+    assert kept.tolist() == [False, False, True]
+
+
 @pytest.mark.parametrize(
     ("build", "key"),
     [

@@ -214,6 +214,17 @@ def test_vmap_takes_as_many_rows_at_once_as_fit_into_its_budget() -> None:
         assert (rows + 1) * row_bytes > CPU_CHUNK_BYTES
 
 
+def test_rows_with_all_their_samples_at_once_are_as_large_as_that_of_the_largest_client() -> None:
+    def rows_at_once(*sizes: int) -> int:
+        owners = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes))
+        data = Dataset("zeros", torch.zeros(sum(sizes), 4), owners * 0, classes=2, owners=owners)
+        local, execution = SGD(steps=1, batch_size=None), Execution("vmap")
+        simulation = Simulation(data, Linear, clients=len(sizes), local=local, execution=execution)
+        return simulation.trainer.executor_choice.chunk
+
+    assert rows_at_once(1, 4000) == rows_at_once(4000, 4000) < rows_at_once(1, 1)
+
+
 def test_a_choice_of_grouped_rows_names_its_threads() -> None:
     choice = ExecutorChoice("grouped", 64, 3, "by trial", rows_per_stack=16)
     assert choice.describe() == "grouped executor, up to 16 rows at once in each of 3 threads (by trial)"

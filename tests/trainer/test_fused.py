@@ -23,6 +23,7 @@ from stackable_models import (
 
 from fedsim.availability import UniformK
 from fedsim.core import ConfigError
+from fedsim.data.contamination import Gaussian
 from fedsim.data.datasets import GaussianMean
 from fedsim.local import APFL, SGD, Adam, Momentum, PerFedAvg
 from fedsim.models import MLP, Mean
@@ -53,6 +54,16 @@ def test_any_module_ends_where_the_loop_ends(name, options):
     torch.testing.assert_close(fused.state.model, loop.state.model, rtol=0, atol=1e-12)
     for left, right in zip(fused.history, loop.history, strict=True):
         assert left == pytest.approx(right | {"seconds": left["seconds"]}, abs=1e-12)
+
+
+@pytest.mark.parametrize("options", [{}, {"chunk": 3, "workers": 2}], ids=str)
+def test_samples_are_planted_as_in_the_loop(options):
+    """Of the same law in the same clients and steps, whichever rows are stacked."""
+    ends = [
+        simulation_of(MODELS["mlp"][0], execution=way, contamination=Gaussian(fraction=0.4)).run().state.model
+        for way in (double("fused", **options), double("loop", workers=1))
+    ]
+    torch.testing.assert_close(*ends, rtol=0, atol=1e-12)
 
 
 @pytest.mark.sampled(4)

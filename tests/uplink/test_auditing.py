@@ -157,6 +157,12 @@ def test_bounds_approach_the_epsilon_of_a_gaussian() -> None:
     )
 
 
+def test_scores_that_do_not_overlap_show_as_much_as_so_many_worlds_can() -> None:
+    """At δ = 0: the ceiling is what one is left with who is never wrong about either neighbour."""
+    bound, ceiling = epsilon_lower_bound(np.ones(200), np.zeros(200), 0.0, 0.05)
+    assert bound == pytest.approx(ceiling)
+
+
 def test_an_audit_is_the_same_again_and_leaves_the_run_as_it_is() -> None:
     case = CORRECT["everybody, an adaptive norm"]
     run = case.simulation()

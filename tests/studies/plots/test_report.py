@@ -125,6 +125,14 @@ def test_the_best_number_is_marked_where_a_metric_has_a_better_side(tmp_path: Pa
     assert marked["client_drift"] == [False, False, False]
 
 
+def test_of_two_runs_the_better_one_is_marked_and_a_run_alone_is_not(tmp_path: Path) -> None:
+    for number, loss in enumerate((3.0, 2.0)):
+        write_run(tmp_path / str(number), {"lr": number}, {"test_loss": curve(5, loss)})
+    for folders, expected in (([tmp_path], [False, True]), ([tmp_path / "0"], [False])):
+        (row,) = _result_rows(load_runs(folders))
+        assert [best for _, best in row["cells"]] == expected
+
+
 def test_settings_are_text_not_markup(report: Path) -> None:
     text = report.read_text()
     assert "&lt;b&gt;&amp;" in text

@@ -9,10 +9,13 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from torch import nn
 
 import fedsim
 from fedsim.app import cli
-from fedsim.core import ConfigError
+from fedsim.core import ConfigError, targets
+from fedsim.data.datasets import Dataset
+from fedsim.studies.results.prediction import Predictor
 
 QUIET = ["tracking.progress=none", "tracking.tensorboard=false", "clients=4", "rounds=3", "eval_every=3"]
 
@@ -117,3 +120,31 @@ def test_rows_of_a_table_are_encoded_as_those_of_the_run(tmp_path: Path) -> None
 def test_inputs_that_are_no_numbers_are_refused(run: fedsim.studies.results.Run, inputs: object) -> None:
     with pytest.raises(ConfigError, match=r"are no tensor or array; give \[n, 3, 8, 8\] of n samples"):
         run.predict(inputs, seed=3)
+
+
+class Masked(nn.Module):
+    """A linear layer of the entries that a mask keeps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 2)
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        return self.layer(x * mask)
+
+
+def test_further_inputs_are_those_of_the_same_samples() -> None:
+    """Of more samples than one forward pass takes; a mask in double precision is made the model's."""
+    draw = np.random.default_rng(0)
+    x = torch.as_tensor(draw.standard_normal((2500, 3)), dtype=torch.float32)
+    mask, y = torch.as_tensor(draw.integers(0, 2, (2500, 3)).astype(float)), torch.as_tensor(draw.integers(0, 2, 2500))
+    with targets.trust_packages([__name__], own_code=False, remedy=""):
+        predictor = Predictor(
+            {"_target_": f"{__name__}.Masked"}, Dataset("masked", x, y, classes=2, more={"mask": mask})
+        )
+        module = Masked()
+        with torch.no_grad():
+            expected = module(x, mask.float())
+        torch.testing.assert_close(predictor.outputs(module.state_dict(), x, {"mask": mask}), expected)
+        with pytest.raises(ConfigError, match=r"the model has further inputs; give mask=… too"):
+            predictor.outputs(module.state_dict(), x, {})

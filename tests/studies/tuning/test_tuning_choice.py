@@ -29,7 +29,7 @@ from fedsim.studies.tuning.space import (
     learning_rate_products,
     parse_knobs,
 )
-from fedsim.studies.tuning.tune import TuningOutcome, TuningState
+from fedsim.studies.tuning.tune import TuningOutcome, TuningState, _resolve_metric
 
 NOISE = np.array([-0.02, 0.01, 0.0, 0.02, -0.01])
 
@@ -101,6 +101,28 @@ def test_what_cannot_be_tuned_is_refused(words: list[str], message: str) -> None
 )
 def test_a_geometric_grid_goes_on_beyond_its_edges(values: tuple, at: float, following: float | None) -> None:
     assert GridKnob("lr", values).next_value_beyond_edge(at) == following
+
+
+@pytest.mark.parametrize(
+    ("values", "chosen", "at_edge"),
+    [
+        ((0.1, 0.3, 1.0), 1.0, ["lr=1.0"]),
+        ((0.1, 0.3, 1.0), 0.1, ["lr=0.1"]),
+        ((0.1, 0.3, 1.0), 0.3, []),
+        ((0.1, 0.2, 0.3), 0.3, []),  # not geometric: it does not go on
+    ],
+)
+def test_a_choice_at_the_edge_of_a_geometric_grid_is_named(values: tuple, chosen: float, at_edge: list[str]) -> None:
+    tuning = TuningState([GridKnob("lr", values)], [0, 1], "train_loss", False, [2])
+    finalists = {lr(value): np.full(2, float(value != chosen)) + NOISE[:2] for value in values}
+    assert TuningOutcome(tuning, choose_trial(finalists, False, SelectionRule("best"))).edge_knobs == at_edge
+
+
+def test_the_metric_that_is_asked_for_is_compared_if_the_run_measures_it() -> None:
+    columns = {name: f"of a test: {name}" for name in ("round", "seed", "train_loss", "test_loss", "test_accuracy")}
+    assert _resolve_metric("train_loss", columns) == "train_loss"
+    with pytest.raises(ConfigError, match=r"metric='weather' is not among those of the run: .*train_loss"):
+        _resolve_metric("weather", columns)
 
 
 def test_rungs_are_multiples_of_evaluations_and_reach_the_finalists() -> None:

@@ -75,6 +75,7 @@ def test_every_client_holds_out_its_share_and_nothing_is_lost() -> None:
 
 def test_labels_of_any_values_keep_their_order_and_their_names() -> None:
     assert Arrays(np.eye(4), [10, 1, 2, 1], test_fraction=0).label_names == ("1", "2", "10")
+    assert Arrays(np.eye(4), [10, -1, 9, -2], test_fraction=0).label_names == ("-2", "-1", "9", "10")
     assert Arrays(np.eye(4), [True, False, False, True], test_fraction=0).train_y.tolist() == [1, 0, 0, 1]
     assert Arrays(np.eye(4), [3.0, 7.0, 3.0, 7.0], test_fraction=0).label_names == ("3", "7")
     fixed = Arrays(np.eye(4), [3, 0, 3, 0], classes=5, test_fraction=0)

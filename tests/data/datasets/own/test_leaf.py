@@ -198,6 +198,12 @@ def test_a_network_of_characters_trains_on_them(here):
     assert np.isfinite(final["train_loss"][0])
 
 
+@pytest.mark.parametrize("options", [{"shape": [4]}, {"classes": 3}, {"task": "regression"}], ids=str)
+def test_what_text_determines_itself_cannot_be_set(options: dict[str, Any], here) -> None:
+    with pytest.raises(ConfigError, match="holds text, which determines shape, classes and task"):
+        LEAF(shakespeare(), **options)
+
+
 @pytest.mark.parametrize(
     ("x", "y", "says"),
     [
