@@ -9,6 +9,7 @@ from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from setting_pairs import BESIDE
@@ -29,6 +30,7 @@ from fedsim.core.effects import (
 )
 from fedsim.data.datasets import Digits, Synthetic
 from fedsim.models import Linear
+from fedsim.run.settings import RunFacts
 from fedsim.strategies import FedAsync, FedAvg, FedLaAvg, FedOpt
 from fedsim.uplink import Clip, Uplink
 
@@ -413,3 +415,17 @@ def test_a_staircase_that_stays_on_its_first_step_is_any_other_unless_clients_be
     ]
     assert not list(sentences_without_effect("availability.trajectory", staircase, long))
     assert not list(sentences_without_effect("availability.trajectory", Staircase(**setting, zones=2), short))
+
+
+def test_where_probabilities_are_unknown_any_may_occur() -> None:
+    """A recorded availability has no probabilities, so that no setting is said to have no effect because of them."""
+
+    def may_be_below(limit: float, unknown_reason: str) -> bool:
+        availability = SimpleNamespace(
+            unknown_reason=unknown_reason, probabilities=lambda t: np.array([0.5 if t < 2 else 0.3])
+        )
+        facts = SimpleNamespace(availability=availability, rounds=3)
+        return RunFacts.any_probability(facts, lambda p: p < limit)  # type: ignore[arg-type]
+
+    assert [may_be_below(limit, "") for limit in (0.2, 0.4, 0.6)] == [False, True, True]
+    assert may_be_below(0.2, "a record")

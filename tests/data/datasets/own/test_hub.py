@@ -15,6 +15,7 @@ from refused import refused
 
 from fedsim.core import MissingDataError
 from fedsim.data.datasets import Arrays, Hub
+from fedsim.data.datasets.own.hub import restrict_hub_access
 
 datasets = pytest.importorskip("datasets")
 
@@ -161,3 +162,18 @@ def test_the_library_is_an_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(MissingDataError, match=r"pip install 'fedsim-torch\[hub\]'"):
         Hub("ylecun/mnist", "image", "label")
+
+
+def test_the_network_is_open_only_if_asked_for_and_afterwards_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    from huggingface_hub import constants
+
+    for module in (constants, datasets.config):
+        monkeypatch.setattr(module, "HF_HUB_OFFLINE", False)
+
+    def is_offline() -> list[bool]:
+        return [constants.HF_HUB_OFFLINE, datasets.config.HF_HUB_OFFLINE]
+
+    for online in (False, True):
+        with restrict_hub_access(online=online):
+            assert is_offline() == [not online] * 2
+        assert is_offline() == [False] * 2
