@@ -80,7 +80,8 @@ def input_change_reason(model: StatelessModel, components: Parts, population: Po
         "capacity": components.capacity.active,
         "local": isinstance(local_rule, PFL) or contains_user_code(local_rule),
     }
-    part = next((name for name, is_active in active_parts.items() if is_active), None)
+    active_part = next((name for name, is_active in active_parts.items() if is_active), None)
+    part_text = f"{active_part}={type(getattr(components, active_part)).__name__}" if active_part else ""
     reasons = {
         f"dataset={dataset.name} draws its samples anew": dataset.stream,
         f"dataset={dataset.name} stays on disk": dataset.memory_mapped,
@@ -89,7 +90,7 @@ def input_change_reason(model: StatelessModel, components: Parts, population: Po
         "the clients hold a part of the data set, or all of it together": dataset is not components.dataset,
         "dataset.augment changes images in every step": dataset.augment is not None and dataset.augment.active,
         "the partition changes the inputs of each client": bool(population.tables and population.tables[0].skew),
-        f"{part}={type(getattr(components, part)).__name__ if part else ''} may change or read inputs": bool(part),
+        f"{part_text} may change or read inputs": bool(active_part),
         "the loss may read inputs": model.loss not in LOSSES.values() or model.loss in UNLABELLED_LOSSES,
         f"trainer.precision={model.precision} rounds them otherwise in training": model.precision != "full",
     }

@@ -109,11 +109,11 @@ class FedDrift(ServerRateStrategy[FedDriftState]):
         loss = losses.gather(1, chosen[:, None])[:, 0]
         has_drifted = (state.choice[cohort.rows] >= 0) & ~is_isolated & (loss > state.loss[cohort.rows] + self.delta)
         state.choice[cohort.rows], state.loss[cohort.rows] = chosen, loss
-        place = self.founded_clusters(state, has_drifted, cohort)
-        founds = place >= 0
-        state.choice[cohort.rows] = torch.where(founds, place, chosen)
+        founded_cluster = self.founded_clusters(state, has_drifted, cohort)
+        founds_cluster = founded_cluster >= 0
+        state.choice[cohort.rows] = torch.where(founds_cluster, founded_cluster, chosen)
 
-        founder = one_hot(place.clamp(min=0), k) * founds[:, None]
+        founder = one_hot(founded_cluster.clamp(min=0), k) * founds_cluster[:, None]
         is_new = cohort.sum(founder) > 0
         origin = cohort.sum(founder * chosen[:, None], 1 / cohort.multiplicity.clamp(min=1)).round().to(torch.int64)
         origin = torch.where(is_new, origin, torch.arange(k, device=origin.device))
@@ -123,7 +123,7 @@ class FedDrift(ServerRateStrategy[FedDriftState]):
         steps = [self.server_lr * cohort.mean(report.innovation, member * weights) for member in belongs.T]
         clusters = state.clusters.gather(1, origin[:, :, None].expand_as(state.clusters)) - torch.stack(steps, 1)
 
-        compared = one_hot(chosen, k) * ~(is_isolated | founds)[:, None]
+        compared = one_hot(chosen, k) * ~(is_isolated | founds_cluster)[:, None]
         target = self.merge_targets(losses, compared, weights, cohort)
         share = (
             one_hot(target, k) * cluster_sizes(state.choice, k, federation)[:, :, None]
@@ -146,10 +146,10 @@ class FedDrift(ServerRateStrategy[FedDriftState]):
         drifted_up_to = by_client.cumsum(1)[:, federation.local_clients].astype(np.int64).reshape(-1)
         number = torch.as_tensor(drifted_up_to, device=cohort.rows.device)[cohort.rows] - 1
         is_free = cluster_sizes(state.choice, k, federation) == 0
-        places = torch.where(is_free, state.isolation, 1).argsort(dim=1, stable=True)[cohort.replicate_index]
-        has_place = has_drifted & (number < is_free.sum(1)[cohort.replicate_index])
-        place = places.gather(1, number.clamp(0, k - 1)[:, None])[:, 0]
-        return torch.where(has_place, place, -1)
+        clusters_by_order = torch.where(is_free, state.isolation, 1).argsort(dim=1, stable=True)[cohort.replicate_index]
+        can_found = has_drifted & (number < is_free.sum(1)[cohort.replicate_index])
+        new_cluster = clusters_by_order.gather(1, number.clamp(0, k - 1)[:, None])[:, 0]
+        return torch.where(can_found, new_cluster, -1)
 
     def merge_targets(self, losses: Tensor, compared: Tensor, weights: Tensor, cohort: Cohort) -> Tensor:
         """[R, k] int64 the cluster into which each is merged, the first of its group; itself where it is not."""
