@@ -53,7 +53,8 @@ class LogProgress(NoProgress):
         self.rounds = rounds
 
     def evaluated(self, completed_rounds: int, facts: str, active: float) -> None:
-        log.info("round %*d/%d  %s  %.3g active", len(str(self.rounds)), completed_rounds, self.rounds, facts, active)
+        active_text = f"  {active:.3g} active" if completed_rounds else ""  # the initial model was sent to nobody
+        log.info("round %*d/%d  %s%s", len(str(self.rounds)), completed_rounds, self.rounds, facts, active_text)
 
 
 class BarProgress:

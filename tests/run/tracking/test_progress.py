@@ -14,7 +14,7 @@ from fedsim.app.sweep import SUMMARY
 from fedsim.data.datasets import Quadratics
 from fedsim.models import Mean
 from fedsim.run.tracking import RunConfig, Tracking
-from fedsim.run.tracking.progress import evaluation_line
+from fedsim.run.tracking.progress import LogProgress, evaluation_line
 from fedsim.run.tracking.result import mean_std
 
 ROW = {"train_loss": 0.5, "test_loss": 0.25, "test_accuracy": 0.75, "total_bytes_up": 0}
@@ -36,6 +36,14 @@ def test_one_number_has_no_spread() -> None:
     assert mean_std([3.0, math.nan])[0] == 3
     assert math.isnan(mean_std([3.0, math.nan])[1])
     assert evaluation_line([ROW, dict.fromkeys(ROW, math.nan) | {"total_bytes_up": 0}], None).count("±") == 0
+
+
+def test_no_client_is_active_before_the_first_round(caplog: pytest.LogCaptureFixture) -> None:
+    progress = LogProgress(20)
+    with caplog.at_level("INFO"):
+        progress.evaluated(0, "train loss 0.5", 0.0)
+        progress.evaluated(5, "train loss 0.4", 2.5)
+    assert caplog.messages == ["round  0/20  train loss 0.5", "round  5/20  train loss 0.4  2.5 active"]
 
 
 @pytest.mark.parametrize("seeds", [[0], [0, 1]])
