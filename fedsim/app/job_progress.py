@@ -134,15 +134,10 @@ def best_metric_text(folders: Sequence[Path], names: Sequence[str] | None = None
         names: of the runs, for readers; those of their folders unless given.
     """
     from fedsim.evaluation.columns import is_higher_better
-    from fedsim.run.tracking.metrics_csv import METRICS_FILENAME, read_metrics
 
     evaluated: list[tuple[str, float, str]] = []
     for folder, run_name in zip(folders, names or [folder.name for folder in folders], strict=True):
-        try:
-            rows = read_metrics(folder / METRICS_FILENAME)
-        except (OSError, ConfigError):
-            continue
-        last_rows = [row for row in rows if row["round"] == rows[-1]["round"]]
+        last_rows = _last_rows(folder)
         if last_rows and (metric := leading_metric(last_rows[0])):
             name = metric[0]
             evaluated.append((name, sum(row[name] for row in last_rows) / len(last_rows), run_name))
@@ -152,6 +147,17 @@ def best_metric_text(folders: Sequence[Path], names: Sequence[str] | None = None
     higher_is_better = is_higher_better(evaluated[0][0])
     name, value, run_name = (max if higher_is_better else min)(evaluated, key=lambda entry: entry[1])
     return f"{'highest' if higher_is_better else 'lowest'} at present: {metric_text(name, value)} ({run_name})"
+
+
+def _last_rows(folder: Path) -> list[dict[str, float]]:
+    """Return the rows of a run's last evaluation, one for each seed; none if they cannot be read yet."""
+    from fedsim.run.tracking.metrics_csv import METRICS_FILENAME, read_metrics
+
+    try:
+        rows = read_metrics(folder / METRICS_FILENAME)
+    except (OSError, ConfigError):
+        return []
+    return [row for row in rows if row["round"] == rows[-1]["round"]]
 
 
 class FinishedRounds:
@@ -171,16 +177,8 @@ class FinishedRounds:
         return (self._count_finished_rounds() - self._start_count) / max(remaining_count, 1)
 
     def _count_finished_rounds(self) -> float:
-        from fedsim.run.tracking.metrics_csv import METRICS_FILENAME, read_metrics
-
-        finished_rounds = 0.0
-        for folder in self.folders:
-            try:
-                rows = read_metrics(folder / METRICS_FILENAME)
-            except (OSError, ConfigError):  # not evaluated yet, or being written
-                continue
-            finished_rounds += rows[-1]["round"] if rows else 0.0
-        return finished_rounds
+        last_evaluations = [_last_rows(folder) for folder in self.folders]
+        return sum(rows[-1]["round"] for rows in last_evaluations if rows)
 
 
 def yield_finished_futures(

@@ -225,7 +225,7 @@ class PG(PoFL):
     """Performative gradient descent on the mixture (Izzo et al. 2021): the centralised baseline of profl Table 1.
 
     It is PoFL with one client that holds everybody's data (`fedsim.data.datasets.pooled`): a single f̂, σ² and df/dθ for
-    the mixture. Where the sensitivities of the clients differ, it does not end at θ^PO; for Gaussian means under the
+    the mixture. Where the sensitivities of the clients differ, it need not end at θ^PO; for Gaussian means under the
     `location` shift it ends at θ^PS. Partition and availability do not apply, and `batch_size` is that of the pooled
     batch.
 

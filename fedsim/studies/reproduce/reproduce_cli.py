@@ -86,8 +86,13 @@ def main(arguments: list[str] | None = None) -> None:
             print(report.summary_table(rows_by_recipe))
 
 
+def _paper_names() -> list[str]:
+    """Return the papers that have recipes."""
+    return sorted({name.partition("/")[0] for name in list_recipe_names()})
+
+
 def _requested_recipe_names(options: argparse.Namespace) -> list[str]:
-    papers = sorted({name.partition("/")[0] for name in list_recipe_names()})
+    papers = _paper_names()
     for name in options.recipe:
         if name in papers:
             raise ConfigError(f"{name} is a paper, not a recipe; use --all {name}, or name its recipes, {name}/NAME")
@@ -170,7 +175,7 @@ def recipe_list_text(papers_or_recipes: list[str]) -> str:
     if none is named."""
     recipe_names = list_recipe_names()
     for name in papers_or_recipes:
-        checks.check_choice("--list", name, {*recipe_names, *(known.partition("/")[0] for known in recipe_names)})
+        checks.check_choice("--list", name, [*_paper_names(), *recipe_names])
     lines, run_seconds = [], recorded_run_seconds()
     for name in recipe_names:
         if papers_or_recipes and not {name, name.partition("/")[0]} & set(papers_or_recipes):
